@@ -1,0 +1,43 @@
+"""Police leaks: a test that leaves a thread, a process, a variable or a process group fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+# Threads that libraries keep for the life of the process, by the start of their names.
+_LASTING_THREADS = ("pydevd", "ThreadPoolExecutor-tqdm", "IPython", "asyncio_")
+
+
+def _threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if not t.name.startswith(_LASTING_THREADS)}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    threads, environment = _threads(), dict(os.environ)
+    yield
+    deadline = time.monotonic() + 5  # a thread told to stop may still be on its way out
+    while time.monotonic() < deadline and (
+        _threads() - threads or multiprocessing.active_children()
+    ):
+        time.sleep(0.01)
+    left_threads = _threads() - threads
+    left_processes = multiprocessing.active_children()
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    changed = {k for k in environment.keys() | now.keys() if environment.get(k) != now.get(k)}
+    for process in left_processes:
+        process.kill()
+    assert not left_threads, f"threads left running: {left_threads}"
+    assert not left_processes, f"processes left running: {left_processes}"
+    assert not changed, f"environment variables left changed: {sorted(changed)}"
+    distributed = __import__("torch").distributed
+    assert not (distributed.is_available() and distributed.is_initialized()), (
+        "a process group was left initialised"
+    )
