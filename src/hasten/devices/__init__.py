@@ -1,0 +1,1 @@
+"""Devices: select, describe, measure, move, same-device checks."""
