@@ -1,0 +1,1 @@
+"""Observe: the step timeline, the verdict, progress, logs, reports, plots."""

@@ -1,0 +1,195 @@
+"""The run's log, ``metrics.jsonl``: one record a line, written so that a kill loses one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from io import TextIOWrapper
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from hasten.errors import HastenError
+from hasten.observe.records import AnyRecord, EpochRecord, StepRecord, from_line, to_line
+
+NAME = "metrics.jsonl"
+
+
+class RunLog:
+    """Appends records to ``metrics.jsonl`` in a run's folder, which must exist.
+
+    Each line reaches the operating system before :meth:`append` returns, so that what a killed
+    process logged is there. A last line cut in half by such a kill is completed away at opening.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        HastenError: the file cannot be opened; the message names it and says why.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = Path(folder) / NAME
+        self._file: TextIOWrapper | None = None
+        try:
+            _drop_half_line(self.path)
+        except OSError as error:
+            _fail("open", self.path, error)
+        self._file = self._open()
+
+    def _open(self) -> TextIOWrapper:
+        try:
+            return self.path.open("a", encoding="utf-8", buffering=1, newline="\n")
+        except OSError as error:
+            _fail("open", self.path, error)
+
+    def append(self, record: AnyRecord) -> None:
+        """Write one record.
+
+        Raises:
+            HastenError: the disk is full, the folder was removed, or the log is closed; the
+                message names the file and says what to do.
+        """
+        if self._file is None:
+            raise HastenError(f"cannot write {self.path}: the log was closed; open a new RunLog")
+        try:
+            self._file.write(to_line(record) + "\n")
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                # A removed file takes writes without complaint and everything is lost.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        except OSError as error:
+            self._abandon()
+            _fail("write", self.path, error)
+
+    def write(self, record: AnyRecord) -> None:
+        """The name that sinks for records share; see :meth:`append`."""
+        self.append(record)
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines of steps and epochs past ``step``, in one atomic replacement.
+
+        Called at resume: the steps after the checkpoint are about to be done again. Events stay,
+        and so do lines of kinds that this version does not know.
+
+        Raises:
+            HastenError: the file cannot be read or rewritten.
+        """
+        self.close()
+        temporary = self.path.with_name(f".{NAME}.{os.getpid()}.tmp")
+        try:
+            kept = [line for line in _lines(self.path) if not _is_past(line, step)]
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(line + "\n" for line in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            _fail("rewrite", self.path, error)
+        self._file = self._open()
+
+    def close(self) -> None:
+        """Close the file; again is harmless."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _abandon(self) -> None:
+        # Closing flushes what is buffered and fails again: the first failure is the one to tell.
+        try:
+            self.close()
+        except OSError:
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(folder: Path) -> list[AnyRecord]:
+    """The records of a run's folder in the order written; none if it has no log yet.
+
+    A last line without its end is half written and is passed over; so are kinds of records that
+    this version does not know.
+
+    Raises:
+        HastenError: the file cannot be read, or a line in it is no record; the message names it.
+    """
+    path = Path(folder) / NAME
+    records: list[AnyRecord] = []
+    try:
+        lines = _lines(path)
+    except OSError as error:
+        _fail("read", path, error)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = from_line(line)
+        except (ValueError, TypeError) as error:
+            raise HastenError(
+                f"{path}, line {number}: not a record of a run ({error}); mend or remove that line"
+            ) from error
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file; a last one without its end is left out."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return text.decode("utf-8", errors="replace").split("\n")[:-1]
+
+
+def _is_past(line: str, step: int) -> bool:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return False
+    return (
+        isinstance(data, dict)
+        and data.get("kind") in (StepRecord.kind, EpochRecord.kind)
+        and isinstance(data.get("step"), int)
+        and data["step"] > step
+    )
+
+
+def _drop_half_line(path: Path) -> None:
+    """Cut off a last line without its end, which the next append would otherwise run into."""
+    try:
+        with path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if not size:
+                return
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+    except FileNotFoundError:
+        return
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some disk space, then go on with --resume",
+    errno.EDQUOT: "free some of your quota, then go on with --resume",
+    errno.ENOENT: "the run's folder was removed or moved while in use; leave it in place",
+    errno.EACCES: "give yourself the right to write there, or choose another folder",
+    errno.EROFS: "that disk is read-only; choose another folder",
+}
+
+
+def _fail(verb: str, path: Path, error: OSError) -> NoReturn:
+    remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder, then go on")
+    reason = error.strerror or str(error)
+    raise HastenError(f"cannot {verb} {path}: {reason}; {remedy}") from error
