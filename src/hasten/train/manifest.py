@@ -1,0 +1,210 @@
+"""The manifest of a checkpoint: what it says, its seal, the checks before it is believed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+
+import hasten
+from hasten.errors import CheckpointError, UsageError
+
+SCHEMA = 1
+NAME = "checkpoint.json"
+MODEL = "model.pt"
+TRAINING = "training.pt"
+LIMIT_BYTES = 16 * 2**20
+"""No manifest is larger; a larger file is refused unread."""
+
+_FILES = frozenset({MODEL, TRAINING})
+_CHECKSUM_KEY = ',\n "checksum": "'
+USE_ANOTHER = "use another copy, or an older checkpoint of the run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What ``checkpoint.json`` says."""
+
+    path: Path
+    """The checkpoint's folder."""
+    step: int
+    """Optimizer steps done when it was saved."""
+    epoch: int
+    """Epochs done."""
+    meta: dict[str, Any]
+    """What the saver said of model, data and settings; JSON."""
+    hasten: str
+    """Version of hasten that saved it."""
+    torch: str
+    """Version of torch that saved it."""
+    files: dict[str, tuple[str, int]]
+    """SHA-256 (hexadecimal) and size in bytes of each file."""
+
+
+def read(folder: str | Path) -> Manifest:
+    """Read and check ``checkpoint.json``; the other files are looked at, not read.
+
+    Raises:
+        CheckpointError: missing, altered, of a newer hasten; a file is missing, a link, or has
+            another size.
+    """
+    folder = Path(folder)
+    path = folder / NAME
+    try:
+        with open_regular(path) as file:
+            raw = file.read(LIMIT_BYTES + 1)
+    except FileNotFoundError as error:
+        if folder.is_dir():
+            raise CheckpointError(
+                f"{folder} has no {NAME}: it is no checkpoint or was half written; {USE_ANOTHER}"
+            ) from error
+        raise CheckpointError(f"{folder} does not exist; give a checkpoint's folder") from error
+    except OSError as error:
+        raise failure("read", path, error) from error
+    data = _parse(raw, path)
+    manifest = Manifest(
+        path=folder,
+        step=data["step"],
+        epoch=data["epoch"],
+        meta=data["meta"],
+        hasten=data["hasten"],
+        torch=data["torch"],
+        files={name: (entry["sha256"], entry["bytes"]) for name, entry in data["files"].items()},
+    )
+    for name, (_, size) in manifest.files.items():
+        _check_size(folder / name, size)
+    return manifest
+
+
+def head(meta: dict[str, Any]) -> dict[str, Any]:
+    """All of a manifest but its files.
+
+    Raises:
+        UsageError: no step in ``meta``, or it is no JSON.
+    """
+    step, epoch = meta.get("step"), meta.get("epoch", 0)
+    if type(step) is not int or type(epoch) is not int or step < 0 or epoch < 0:
+        raise UsageError(f"meta needs 'step' and 'epoch' as counts, not {step!r} and {epoch!r}")
+    try:
+        clean = json.loads(json.dumps(meta, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"meta must be JSON (no NaN, no objects): {error}") from error
+    return {
+        "schema": SCHEMA,
+        "hasten": hasten.__version__,
+        "torch": str(torch.__version__),
+        "step": step,
+        "epoch": epoch,
+        "meta": clean,
+    }
+
+
+def render(manifest: dict[str, Any]) -> bytes:
+    """JSON whose last value is the SHA-256 of every byte before it."""
+    body = (json.dumps(manifest, indent=1, ensure_ascii=False)[:-2] + _CHECKSUM_KEY).encode()
+    rendered = body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+    if len(rendered) > LIMIT_BYTES:
+        raise UsageError(f"meta is {len(rendered):,} bytes of JSON; keep it below 16 MiB")
+    return rendered
+
+
+def _parse(raw: bytes, path: Path) -> dict[str, Any]:
+    if len(raw) > LIMIT_BYTES:
+        raise CheckpointError(f"{path} is larger than any manifest is: refused")
+    body, mark, tail = raw.rpartition(_CHECKSUM_KEY.encode())
+    if tail != hashlib.sha256(body + mark).hexdigest().encode() + b'"\n}\n':
+        raise CheckpointError(f"{path} is cut or altered (its checksum differs); {USE_ANOTHER}")
+    data = json.loads(raw)
+    schema = data.get("schema")
+    if schema != SCHEMA:
+        raise CheckpointError(
+            f"{path} has schema {schema!r}, made by hasten {data.get('hasten')}; this is hasten "
+            f"{hasten.__version__}, which reads schema {SCHEMA}: pip install --upgrade hasten"
+        )
+    problem = _malformed(data)
+    if problem:
+        raise CheckpointError(f"{path} is refused: {problem}; {USE_ANOTHER}")
+    return dict(data)
+
+
+def _malformed(data: dict[str, Any]) -> str | None:
+    """Why a manifest with a right checksum is still not to be believed (somebody wrote it)."""
+    files = data.get("files")
+    if not isinstance(files, dict) or files.keys() != _FILES:
+        listed = ", ".join(files) if isinstance(files, dict) else repr(files)
+        return f"it lists {listed} and not {', '.join(sorted(_FILES))}"
+    for name, entry in files.items():
+        size = entry.get("bytes") if isinstance(entry, dict) else None
+        if type(size) is not int or size < 0 or not isinstance(entry.get("sha256"), str):
+            return f"its entry for {name} is {entry!r}"
+    if any(type(data.get(key)) is not int or data[key] < 0 for key in ("step", "epoch")):
+        return "its step or epoch is no count"
+    if not isinstance(data.get("meta"), dict):
+        return "its meta is no dictionary"
+    if not all(isinstance(data.get(key), str) for key in ("hasten", "torch")):
+        return "it names no versions"
+    return None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that is itself there: no link (it could lead out), no device, no pipe."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, "it is a link or no regular file: refused")
+    return path.open("rb")
+
+
+def _check_size(path: Path, size: int) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; {USE_ANOTHER}") from error
+    except OSError as error:
+        raise failure("read", path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path} is a link or no regular file: refused; {USE_ANOTHER}")
+    if status.st_size != size:
+        raise CheckpointError(
+            f"{path} has {status.st_size:,} bytes and should have {size:,}: cut or altered; "
+            f"{USE_ANOTHER}"
+        )
+
+
+def open_verified(path: Path, sha256: str) -> BinaryIO:
+    """Open a file, read it all against its SHA-256, and give it at its start.
+
+    Raises:
+        CheckpointError: it differs or cannot be read.
+    """
+    try:
+        file = open_regular(path)
+        try:
+            found = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+    except OSError as error:
+        raise failure("read", path, error) from error
+    if found != sha256:
+        file.close()
+        raise CheckpointError(f"{path} is altered (its SHA-256 differs); {USE_ANOTHER}")
+    return file
+
+
+def failure(verb: str, path: Path, error: OSError) -> CheckpointError:
+    """The error for a file or folder that the system would not read, save or remove."""
+    advice = {
+        errno.ENOSPC: "free some space",
+        errno.EDQUOT: "free some space",
+        errno.EROFS: "choose a folder that can be written",
+        errno.EACCES: "check the permissions of the folder",
+        errno.ENOENT: "was the folder removed?",
+    }.get(error.errno or 0, "check the disk and the folder")
+    kept = "; what was saved before is as it was" if verb == "save" else ""
+    return CheckpointError(f"cannot {verb} {path}: {error.strerror or error} ({advice}){kept}")

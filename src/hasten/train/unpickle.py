@@ -1,0 +1,189 @@
+"""Reading and preparing what ``torch.save`` writes, without ever running code from a file."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import torch
+
+from hasten.errors import CheckpointError
+
+_SCALARS = (bool, int, float, str, type(None))
+_MAPPINGS = (dict, OrderedDict, Counter)
+_FORBIDDEN = re.compile(
+    r"(?:Unsupported (?:global|class|operand)|GLOBAL|class) ?:? ?(?:GLOBAL )?([\w.]+\.\w+)"
+)
+
+
+def to_host(value: Any, path: str, memo: dict[Any, torch.Tensor] | None = None) -> Any:
+    """Copy a nest of plain values with every tensor in host memory, detached.
+
+    Tensors that are one in memory stay one, so that tied weights are written once.
+
+    Args:
+        value: dict, list, tuple, str, int, float, bool, None and tensors, in any nesting.
+        path: how a message names ``value`` (``training``).
+
+    Raises:
+        CheckpointError: a value of another type, which could be saved but not be loaded without
+            running code; the message gives its path (``training['scheduler']['fn']``).
+    """
+    memo = {} if memo is None else memo
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return _tensor_to_host(value, memo)
+    if kind in _MAPPINGS:
+        for key in value:
+            if type(key) not in _SCALARS:
+                raise CheckpointError(
+                    f"{path} has a key of type {_type_name(key)}; keys must be strings or numbers"
+                )
+        copy = {key: to_host(item, f"{path}[{key!r}]", memo) for key, item in value.items()}
+        return copy if kind is dict else kind(copy)
+    if kind in (list, tuple, torch.Size):
+        items = [to_host(item, f"{path}[{i}]", memo) for i, item in enumerate(value)]
+        return items if kind is list else tuple(items)
+    raise CheckpointError(
+        f"{path}: {_type_name(value)} cannot go into a checkpoint, because loading it would run "
+        f"code. {_advice(value)}"
+    )
+
+
+def read(file: BinaryIO, name: str, *, size: int, map_location: Any) -> Any:
+    """Read a ``torch.save`` file (zip or the older format) with ``weights_only``.
+
+    Args:
+        file: open at its start.
+        name: how a message names the file.
+        size: of the file, in bytes; nothing read may claim more memory than this.
+        map_location: as ``torch.load`` takes it.
+
+    Raises:
+        CheckpointError: the file is no such file, is cut or altered, asks to run code, or claims
+            more memory than it holds.
+    """
+    _check_zip(file, name, size)
+    try:
+        value = torch.load(file, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _refusal(name, error) from error
+    except MemoryError as error:
+        raise CheckpointError(f"{name}: not enough memory to read its {size:,} bytes") from error
+    except Exception as error:  # a broken file can fail anywhere in it
+        raise CheckpointError(
+            f"{name} cannot be read as a file of torch.save: {_first_line(error)}. It may be cut, "
+            "altered or of another format; use another copy or an older checkpoint"
+        ) from error
+    for tensor in tensors(value):
+        if tensor.device.type != "meta" and _storage_bytes(tensor) > size:
+            raise CheckpointError(
+                f"{name} claims a tensor of {_storage_bytes(tensor):,} bytes in a file of "
+                f"{size:,}: it is altered or malicious, and refused"
+            )
+    return value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in a nest of dicts, lists and tuples."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | set):
+            stack.extend(item)
+
+
+def _tensor_to_host(tensor: torch.Tensor, memo: dict[Any, torch.Tensor]) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor.detach().cpu()
+    # The original is kept in the memo's value's key through its storage only while `value` lives,
+    # which the caller guarantees for the call, so that addresses are not reused.
+    key = (
+        tensor.device,
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tensor.size(),
+        tensor.stride(),
+        tensor.dtype,
+    )
+    if key not in memo:
+        host = tensor.detach().cpu()
+        if _storage_bytes(host) > host.numel() * host.element_size():
+            host = host.clone()  # a view: torch.save would write all that it looks into
+        memo[key] = host
+    return memo[key]
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
+
+
+def _check_zip(file: BinaryIO, name: str, size: int) -> None:
+    """Refuse archives that unpack to more than they are, before torch reads any of them."""
+    start = file.read(4)
+    file.seek(0)
+    if start != b"PK\x03\x04":
+        return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{name} is cut or altered ({_first_line(error)}); use another copy or an older "
+            "checkpoint"
+        ) from error
+    finally:
+        file.seek(0)
+    for entry in entries:
+        parts = entry.filename.replace("\\", "/").split("/")
+        if ".." in parts or entry.filename.startswith(("/", "\\")):
+            raise CheckpointError(
+                f"{name} names a path outside itself ({entry.filename!r}): refused"
+            )
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(
+            f"{name} is a compressed archive, which torch.save never writes: refused"
+        )
+    if sum(entry.file_size for entry in entries) > size:
+        raise CheckpointError(f"{name} claims more bytes than the {size:,} it has: refused")
+
+
+def _refusal(name: str, error: pickle.UnpicklingError) -> CheckpointError:
+    text = str(error)
+    found = _FORBIDDEN.search(text)
+    if found:
+        return CheckpointError(
+            f"{name} is refused: to load it, Python would have to run {found[1]}, and hasten "
+            "never runs code from a checkpoint. If you trust where it comes from, load it with "
+            "torch yourself and save only model.state_dict()"
+        )
+    return CheckpointError(
+        f"{name} is refused: it is no plain dictionary of tensors, or is altered "
+        f"({_first_line(error)})"
+    )
+
+
+def _advice(value: Any) -> str:
+    if type(value).__module__.split(".")[0] == "numpy":
+        return "Use torch.from_numpy(...) for an array, .item() for a number"
+    return "Keep dicts, lists, tuples, strings, numbers and tensors only (a state_dict())"
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
