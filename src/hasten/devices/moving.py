@@ -1,0 +1,273 @@
+"""Moving nested data to a device: ``move``, and what it says of things that it cannot move."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from hasten.devices import runtime
+from hasten.errors import UsageError
+
+T = TypeVar("T")
+
+_ALONE = (
+    *(str, bytes, bytearray, memoryview, int, float, complex, type(None)),
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
+)
+_ATTRIBUTES = (types.SimpleNamespace,)
+
+
+class NotMovedWarning(UserWarning):
+    """Something in the nest stays where it was; the message names its path and its type."""
+
+
+def move(obj: T, device: torch.device | str | int, *, non_blocking: bool | None = None) -> T:
+    """The same nest with every tensor on ``device``; nothing is copied that is there already.
+
+    Looks into tuples, lists, namedtuples, mappings, dataclasses, attrs classes, namespaces and
+    deques, keeping their types, and into anything with a ``.to(device)``. A container none of
+    whose tensors moved comes back as the same object; the given one is never changed, except
+    that an ``nn.Module`` and an optimizer's state are moved in place, as ``Module.to`` does, and
+    an object's own ``.to`` may do as it likes. A tensor that occurs twice is moved once. Strings,
+    numbers, None and sets are left alone.
+
+    NumPy arrays stay in host memory. They, iterators, and objects that hold tensors but cannot
+    be moved are named in a ``NotMovedWarning``, once for each type in a process.
+
+    Args:
+        obj: any nest.
+        device: where to; a name needs no index.
+        non_blocking: whether the host goes on while a copy runs. None does so where it is safe
+            and of use: from pinned memory to a device that overlaps copies. Copies to the host
+            always block, since what they bring may be read at once.
+
+    Raises:
+        UsageError: a container holds itself.
+        RuntimeError: the device has no memory left, or refuses the tensor's dtype.
+    """
+    kind = type(obj)
+    if kind is tuple or kind is list:
+        # A batch is mostly two tensors that are in place already: no walk for these.
+        for item in obj:  # type: ignore[attr-defined]
+            if type(item) is not torch.Tensor or item.device != device:
+                break
+        else:
+            return obj
+    walk = _Walk(device, non_blocking)
+    moved = walk.visit(obj, "")
+    for path, what, advice in walk.left:
+        warnings.warn(
+            f"hasten.move leaves {path or 'the object'} where it is: {what}. {advice}",
+            NotMovedWarning,
+            stacklevel=2,
+        )
+    return moved  # type: ignore[no-any-return]
+
+
+_said: set[type] = set()
+"""Types that were named in a warning already: a batch of each step would repeat it."""
+
+
+class _Walk:
+    """One call of ``move``: where to, what was moved, and what stays."""
+
+    def __init__(self, device: torch.device | str | int, non_blocking: bool | None) -> None:
+        self.device = runtime.with_index(torch.device(device))
+        overlap = runtime.can_overlap(self.device)
+        self.non_blocking = overlap and non_blocking is not False
+        self.pinned_only = non_blocking is None
+        self.done: dict[int, Any] = {}
+        self.open: set[int] = set()
+        self.kept: list[Any] = []  # so that no id in ``done`` is given to another object
+        self.left: list[tuple[str, str, str]] = []
+
+    def visit(self, obj: Any, path: str) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return self.tensor(obj)
+        if isinstance(obj, _ALONE):
+            return obj
+        key = id(obj)
+        if key in self.done:
+            return self.done[key]
+        if key in self.open:
+            raise UsageError(
+                f"hasten.move cannot rebuild {path or 'the object'}: this "
+                f"{type(obj).__name__} holds itself. Break the cycle, or move its parts one by one."
+            )
+        self.open.add(key)
+        moved = self.container(obj, path)
+        self.open.discard(key)
+        self.done[key] = moved
+        self.kept.append(obj)
+        return moved
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self.device:
+            return tensor
+        key = id(tensor)
+        if key not in self.done:
+            overlap = self.non_blocking
+            if overlap and self.pinned_only:
+                overlap = runtime.is_host(tensor.device) and tensor.is_pinned()
+            self.done[key] = tensor.to(self.device, non_blocking=overlap)
+            self.kept.append(tensor)
+        return self.done[key]  # type: ignore[no-any-return]
+
+    def container(self, obj: Any, path: str) -> Any:
+        if isinstance(obj, PackedSequence):
+            packed: Any = obj  # its annotations know less than its method takes
+            return packed.to(self.device, non_blocking=self.non_blocking)
+        if isinstance(obj, nn.Module):
+            return obj.to(self.device)
+        if isinstance(obj, torch.optim.Optimizer):
+            return self.optimizer(obj, path)
+        if callable(getattr(obj, "to", None)):
+            return self.own(obj, path)
+        if isinstance(obj, Mapping):
+            return self.mapping(obj, path)
+        if isinstance(obj, (tuple, list, collections.deque, collections.UserList)):
+            return self.sequence(obj, path)
+        if names := _fields(obj):
+            return self.attributes(obj, names, path)
+        self.say_what_stays(obj, path)
+        return obj
+
+    def sequence(self, obj: Any, path: str) -> Any:
+        items = [self.visit(item, f"{path}[{place}]") for place, item in enumerate(obj)]
+        if all(new is old for new, old in zip(items, obj, strict=True)):
+            return obj
+        kind = type(obj)
+        if kind is tuple or kind is list:
+            return kind(items)
+        if isinstance(obj, tuple):
+            return kind._make(items) if hasattr(kind, "_make") else kind(items)
+        rebuilt = copy.copy(obj)
+        for place, item in enumerate(items):
+            rebuilt[place] = item
+        return rebuilt
+
+    def mapping(self, obj: Mapping[Any, Any], path: str) -> Any:
+        items = {key: self.visit(value, f"{path}[{key!r}]") for key, value in obj.items()}
+        changed = {key: value for key, value in items.items() if value is not obj[key]}
+        if not changed:
+            return obj
+        if type(obj) is dict:
+            return items
+        if isinstance(obj, (dict, collections.UserDict)):
+            rebuilt: MutableMapping[Any, Any] = copy.copy(obj)  # keeps a default_factory
+            rebuilt.update(changed)
+            return rebuilt
+        try:
+            return type(obj)(items)  # type: ignore[call-arg]
+        except TypeError as error:
+            self.stays(obj, path, f"its constructor takes no mapping ({error})")
+            return obj
+
+    def attributes(self, obj: Any, names: list[str], path: str) -> Any:
+        changed: dict[str, Any] = {}
+        for name in names:
+            old = getattr(obj, name)
+            new = self.visit(old, f"{path}.{name}" if path else name)
+            if new is not old:
+                changed[name] = new
+        if not changed:
+            return obj
+        rebuilt = copy.copy(obj)
+        for name, value in changed.items():
+            object.__setattr__(rebuilt, name, value)  # a frozen dataclass refuses plain setattr
+        return rebuilt
+
+    def optimizer(self, obj: torch.optim.Optimizer, path: str) -> Any:
+        for parameter, state in obj.state.items():
+            for name, value in state.items():
+                # Step counters stay on the host, where the optimizer itself keeps them.
+                if not (isinstance(value, torch.Tensor) and value.dim() == 0):
+                    where = f"{path}.state[{tuple(parameter.shape)}][{name!r}]"
+                    state[name] = self.visit(value, where)
+        return obj
+
+    def own(self, obj: Any, path: str) -> Any:
+        """Move by the object's own ``to``, which may work in place and return nothing."""
+        try:
+            try:
+                moved = obj.to(self.device, non_blocking=self.non_blocking)
+            except TypeError:
+                moved = obj.to(self.device)
+        except (TypeError, ValueError, AttributeError) as error:
+            # A ``to`` of another meaning, such as a quantity's conversion of units.
+            self.stays(obj, path, f"its own .to({self.device}) failed: {error}")
+            return obj
+        return obj if moved is None else moved
+
+    def say_what_stays(self, obj: Any, path: str) -> None:
+        kind = type(obj)
+        if kind in _said:
+            return
+        if kind.__name__ == "ndarray" and kind.__module__ in {"numpy", "cupy"}:
+            self.stays(obj, path, "", "Make it a tensor first: torch.as_tensor(array).")
+        elif isinstance(obj, Iterator):
+            self.stays(obj, path, "an iterator cannot be looked into without using it up")
+        elif held := _held_tensor(obj):
+            self.stays(obj, path, f"it holds a tensor ({held}) and has no .to(device)")
+
+    def stays(self, obj: Any, path: str, why: str, advice: str = "") -> None:
+        kind = type(obj)
+        if kind in _said:
+            return
+        _said.add(kind)
+        advice = advice or "Give its class a method to(device), or move its tensors yourself."
+        title = f"{kind.__module__}.{kind.__qualname__}"
+        self.left.append((path, f"a {title}" + (f", {why}" if why else ""), advice))
+
+
+def _fields(obj: Any) -> list[str]:
+    """Names of the attributes to move, for an object that is made of named fields."""
+    kind = type(obj)
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(obj)]
+    elif hasattr(kind, "__attrs_attrs__"):
+        names = [field.name for field in kind.__attrs_attrs__]
+    elif isinstance(obj, _ATTRIBUTES):
+        names = []
+    else:
+        return []
+    names += [name for name in getattr(obj, "__dict__", {}) if name not in names]
+    return [name for name in names if hasattr(obj, name)]
+
+
+def _held_tensor(obj: Any) -> str | None:
+    """Path of a tensor within an object that ``move`` cannot rebuild; looks two levels deep."""
+    looks: Callable[[Any], bool] = lambda x: isinstance(x, torch.Tensor)  # noqa: E731
+    for path, value in _parts(obj):
+        if looks(value):
+            return path
+        if isinstance(value, (list, tuple, dict, set, frozenset)):
+            for inner, item in _parts(value):
+                if looks(item):
+                    return path + inner
+    return None
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, Mapping):
+        yield from ((f"[{key!r}]", value) for key, value in obj.items())
+    elif isinstance(obj, (list, tuple)):
+        yield from ((f"[{place}]", value) for place, value in enumerate(obj))
+    elif isinstance(obj, (set, frozenset)):
+        yield from (("{…}", value) for value in obj)
+    else:
+        yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
+        for kind in type(obj).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(obj, name):
+                    yield f".{name}", getattr(obj, name)
