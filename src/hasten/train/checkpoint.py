@@ -77,8 +77,8 @@ def save(
     folder = Path(folder)
     memo: dict[Any, torch.Tensor] = {}
     parts = {
-        MODEL: unpickle.to_host(dict(model), "model", memo),
-        TRAINING: unpickle.to_host(dict(training), "training", memo),
+        MODEL: unpickle.to_host(_as_dict(model), "model", memo),
+        TRAINING: unpickle.to_host(_as_dict(training), "training", memo),
     }
     head = manifest.head(meta)
     try:
@@ -236,6 +236,10 @@ def find(path: str | Path, which: Literal["newest", "best"] = "newest") -> Path:
         reasons = "".join(f"\n  {why}" for _, why in passed_over)
         raise CheckpointError(f"{path} holds no whole checkpoint{':' if reasons else ''}{reasons}")
     return found
+
+
+def _as_dict(value: Mapping[str, Any]) -> dict[str, Any]:
+    return value if isinstance(value, dict) else dict(value)
 
 
 def _newest_first(folder: Path) -> list[Manifest | tuple[Path, str]]:

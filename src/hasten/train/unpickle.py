@@ -7,7 +7,7 @@ import re
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -46,7 +46,13 @@ def to_host(value: Any, path: str, memo: dict[Any, torch.Tensor] | None = None) 
                     f"{path} has a key of type {_type_name(key)}; keys must be strings or numbers"
                 )
         copy = {key: to_host(item, f"{path}[{key!r}]", memo) for key, item in value.items()}
-        return copy if kind is dict else kind(copy)
+        if kind is dict:
+            return copy
+        rebuilt = kind(copy)
+        versions = getattr(value, "_metadata", None)  # of a state_dict, which modules convert by
+        if versions is not None:
+            cast(Any, rebuilt)._metadata = to_host(versions, f"{path}._metadata", memo)
+        return rebuilt
     if kind in (list, tuple, torch.Size):
         items = [to_host(item, f"{path}[{i}]", memo) for i, item in enumerate(value)]
         return items if kind is list else tuple(items)
