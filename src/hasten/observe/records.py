@@ -108,6 +108,8 @@ class EpochRecord(Record):
     learning_rate: float
     peak_memory_bytes: int | None = None
     """The most that the device's allocator held; ``None`` where the device does not tell."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further figures of the epoch, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
