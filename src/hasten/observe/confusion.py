@@ -123,10 +123,11 @@ def _cells(matrix: Matrix, names: Sequence[str], margin: float, cell: float) -> 
             )
             if len(names) <= _NUMBERED:
                 digits = len(str(count))
+                ink = "--on" if strength > 0.6 else "--ink"
                 size = min(12.0, cell * 1.3 / max(digits, 1), cell * 0.45)
                 parts.append(
                     f'<text x="{x + cell / 2:.1f}" y="{y + cell / 2 + size * 0.36:.1f}" '
-                    f'text-anchor="middle" font-size="{size:.1f}" fill="var(--ink)">{count}</text>'
+                    f'text-anchor="middle" font-size="{size:.1f}" fill="var({ink})">{count}</text>'
                 )
             parts.append("</g>")
     return "".join(parts)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 460, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 34, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 34, 36
 _MOST_BARS = 40
+_FAINT_STROKE, _FAINT_FILL = ' stroke-opacity=".45"', ' fill-opacity=".45"'
 
 _Place = Callable[[float, float], tuple[float, float]]
 _Height = Callable[[float], float]
@@ -65,7 +66,7 @@ def line_chart(label: str, series: Sequence[Series], *, x_label: str, percent: b
     parts.append(_axis_name(x_label))
     for s in series:
         parts += _line(s, place, percent)
-    parts.append(_legend([(s.name, s.colour) for s in series if s.points]))
+    parts.append(_legend(series))
     return _frame(label, "".join(parts))
 
 
@@ -92,7 +93,8 @@ def stacked_bars(
     step = span / len(columns)
     wide = min(step * 0.72, 46)
     parts = [_grid(ticks, lambda y: _HEIGHT - _BOTTOM - y / high * tall, False, unit=" s")]
-    named = max(1, math.ceil(len(columns) * 26 / span))
+    # A name takes so much room; where there is less, every second or third column has one.
+    named = max(1, math.ceil(len(columns) * (7.5 * max(map(len, columns)) + 10) / span))
     for i, column in enumerate(columns):
         x = _LEFT + step * (i + 0.5)
         y = float(_HEIGHT - _BOTTOM)
@@ -108,7 +110,7 @@ def stacked_bars(
         if i % named == 0:
             parts.append(_text(x, _HEIGHT - _BOTTOM + 16, column, "middle"))
     parts.append(_axis_name(x_label))
-    parts.append(_legend([(s.name, s.colour) for s in series]))
+    parts.append(_legend(series))
     return _frame(label, "".join(parts))
 
 
@@ -149,7 +151,7 @@ def _y_range(series: Sequence[Series], percent: bool) -> tuple[float, float]:
     low, high = min(kept), max(kept)
     if percent:
         # One epoch, or epochs all alike, still get an axis with some height.
-        room = max((high - low) * 0.1, 0.005)
+        room = max((high - low) * 0.1, 0.01)
         return max(0.0, low - room), min(1.0, high + room)
     if 0 <= low < 0.5 * high:
         low = 0.0
@@ -174,7 +176,7 @@ def _line(s: Series, place: _Place, percent: bool) -> list[str]:
                 f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius}" fill="var({s.colour})">'
                 f"<title>{tip}</title></circle>"
             )
-    width, faint = ("2", "") if s.dots else ("1.2", ' stroke-opacity=".45"')
+    width, faint = ("2", "") if s.dots else ("1.2", _FAINT_STROKE)
     line = (
         f'<path d="{"".join(path)}" fill="none" stroke="var({s.colour})" stroke-width="{width}" '
         f'stroke-linejoin="round" stroke-linecap="round"{faint}/>'
@@ -205,14 +207,14 @@ def _axis_name(text: str) -> str:
     return _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, text, "middle")
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
+def _legend(series: Sequence[Series]) -> str:
     parts, x = [], float(_LEFT)
-    for name, colour in entries:
+    for s in series:
         parts.append(
-            f'<rect x="{x:.0f}" y="8" width="11" height="11" rx="2" fill="var({colour})"/>'
+            f'<rect x="{x:.0f}" y="8" width="11" height="11" rx="2" fill="var({s.colour})"'
+            f"{'' if s.dots else _FAINT_FILL}/>{_text(x + 16, 18, s.name, 'start', '--ink')}"
         )
-        parts.append(_text(x + 16, 18, name, "start", "--ink"))
-        x += 16 + 7.2 * len(name) + 16
+        x += 16 + 7.6 * len(s.name) + 14
     return "".join(parts)
 
 
