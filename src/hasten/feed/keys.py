@@ -1,0 +1,88 @@
+"""Numbers that follow from (seed, epoch, index) alone: sample keys, orders, random draws.
+
+Everything here is a counter-based hash (the finaliser of splitmix64), so that a number never
+depends on who asks for it, in which thread or process, or on which device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+ORDER = 0x6F72646572  # purposes, so that an order and a sample never share a key
+COLLATE = 0x636F6C6C
+WORKERS = 0x776F726B
+SAMPLER = 0x73616D70
+TRANSFORM = 0x7472616E
+
+
+def mix(*words: int) -> int:
+    """Hash whole numbers (their lowest 64 bits) to one of 64 bits."""
+    state = 0
+    for word in words:
+        state = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
+        state = (state ^ (state >> 30)) * _FIRST & _MASK
+        state = (state ^ (state >> 27)) * _SECOND & _MASK
+        state ^= state >> 31
+    return state
+
+
+def sample_key(seed: int, epoch: int, index: int) -> int:
+    """64 bits for one sample of one epoch: the whole of a sample's randomness."""
+    return mix(seed, epoch, index)
+
+
+def sample_keys(seed: int, epoch: int, indices: Indices) -> Words:
+    """The same numbers as `sample_key`, for int64 [N] indices at once: uint64 [N]."""
+    return _finish(np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64))
+
+
+def permutation(count: int, seed: int, epoch: int) -> Indices:
+    """The shuffled order of an epoch: int64 [count]."""
+    generator = torch.Generator().manual_seed(mix(seed, epoch, ORDER))
+    order: Indices = torch.randperm(count, generator=generator).numpy()
+    return order
+
+
+def _finish(words: Words) -> Words:
+    words = words + np.uint64(_GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(_SECOND)
+    return words ^ (words >> np.uint64(31))
+
+
+class SampleRandom:
+    """Random numbers for the samples of one batch, for transforms that run on the device.
+
+    Each is a pure function of (seed, epoch, sample index, number of the draw), so a sample is
+    changed in the same way whatever batch, plan or device it came through. They are computed on
+    the host, which makes them the same everywhere, and copied; draw a few columns a sample, not
+    one a pixel.
+    """
+
+    def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
+        self._keys = sample_keys(mix(seed, TRANSFORM), epoch, indices)
+        self._device = device
+        self._draws = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def uniform(self, columns: int = 1) -> torch.Tensor:
+        """The next draw: float32 [B, columns] in [0, 1), on the batch's device."""
+        self._draws += 1
+        base = _finish(self._keys ^ np.uint64(mix(self._draws)))
+        steps = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        words = _finish(base[:, None] + steps)
+        values = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        return torch.from_numpy(values).to(self._device)

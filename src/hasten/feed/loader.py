@@ -1,0 +1,389 @@
+"""Loader: a drop-in for DataLoader that plans itself, and the same on a device."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler
+
+from hasten.devices import runtime
+from hasten.errors import UsageError
+from hasten.feed import tables
+from hasten.feed.choose import choose
+from hasten.feed.keys import Indices, SampleRandom
+from hasten.feed.options import Options
+from hasten.feed.order import GivenOrder, Order, OwnOrder, sampler_of
+from hasten.feed.place import Ahead, tensors
+from hasten.feed.plan import Plan
+from hasten.feed.samples import Maker, pinned
+from hasten.feed.sources import Gather, Inline, Item, OnDevice, Source, Stream
+from hasten.feed.workers import Processes
+
+_log = logging.getLogger("hasten.feed")
+
+_SKIPPED_KEPT = 1000
+
+
+class Loader:
+    """Batches of a data set, as DataLoader gives them, by the plan that suits data and device.
+
+    The order of samples, and the random numbers of a sample's transforms, depend on the seed, the
+    epoch and the sample's index alone: never on the plan, the number of workers or the device.
+    Iterating to the end moves on to the next epoch; leaving early and iterating again starts the
+    same epoch anew (`set_epoch` names one; after `load_state_dict` the next iteration goes on
+    from the saved batch).
+
+    Attributes:
+        skipped: (index, message) of samples left out, the first 1,000 of them.
+        skipped_count: how many there were.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int | Literal["auto"] = "auto",
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool | Literal["auto"] = "auto",
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        in_order: bool = True,
+        plan: str = "auto",
+        seed: int = 0,
+        device_transform: Callable[[Any, SampleRandom], Any] | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        """Takes what `torch.utils.data.DataLoader` takes, in the same places, and these:
+
+        Args:
+            num_workers: "auto", or a number that is kept: worker processes, 0 for none.
+            pin_memory: "auto", or whether batches go through page-locked host memory.
+            plan: "auto", "resident", "gather", "threads", "processes" or "inline".
+            seed: of the order and of all randomness in samples; 64 bits.
+            device_transform: (batch, SampleRandom) -> batch, on the device after the copy.
+            on_error: "raise", or "skip" to leave out samples that raise, counting them.
+
+        Raises:
+            UsageError: options that contradict each other, or a plan that cannot be.
+            DataError: the data set is empty.
+        """
+        self._options = Options(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            in_order=in_order,
+            plan=plan,
+            seed=seed,
+            device_transform=device_transform,
+            on_error=on_error,
+        )
+        self.skipped: list[tuple[Any, str]] = []
+        self.skipped_count = 0
+        self._order = _order(self._options)
+        self._maker = Maker(
+            dataset,
+            collate_fn,
+            seed=seed,
+            skip_errors=on_error == "skip",
+            batched=self._options.batched,
+        )
+        self._table: tables.Table | None = None
+        self._recognised = False
+        self._feeds: dict[torch.device | None, _Feed] = {}
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._epoch = 0
+        self._first = 0
+        self._cursor = _Cursor(0, 0)
+
+    @property
+    def dataset(self) -> Any:
+        """The data set given."""
+        return self._options.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch; None with a batch_sampler or without batching, as in DataLoader."""
+        return None if self._options.batch_sampler is not None else self._options.batch_size
+
+    @property
+    def seed(self) -> int:
+        """Of the order and of the samples' randomness."""
+        return self._options.seed
+
+    @property
+    def plan(self) -> Plan:
+        """How batches on the host are made (`to(device).plan` for a device)."""
+        return self._feed(None).plan
+
+    def __len__(self) -> int:
+        """Batches an epoch.
+
+        Raises:
+            TypeError: the data set or sampler has no length.
+        """
+        if self._order is not None:
+            return len(self._order)
+        size, count = self._options.batch_size, len(self._options.dataset)
+        if size is None:
+            return count
+        return count // size if self._options.drop_last else -(-count // size)
+
+    def to(self, device: torch.device | str) -> DeviceLoader:
+        """The same batches on a device, copied there ahead of the loop where that is possible."""
+        return DeviceLoader(self, torch.device(device))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate(None, None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next iteration gives, from its first batch.
+
+        A position taken from `load_state_dict` in that very epoch is kept.
+        """
+        if epoch != self._epoch:
+            self._first = 0
+        self._epoch = epoch
+        self._cursor = _Cursor(epoch, self._first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position: {"epoch", "batch", "seed"}, batch = batches given in this epoch so far.
+
+        With a generator of the user's, "generator" holds its state at the start of the epoch.
+        """
+        cursor = self._cursor
+        state = {"epoch": cursor.epoch, "batch": cursor.batch, "seed": self.seed}
+        if self._order is not None:
+            state.update(self._order.state())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration go on from a position, without touching the samples before it.
+
+        A stream (IterableDataset) has to be read up to it.
+
+        Raises:
+            UsageError: the position belongs to another seed.
+        """
+        if state["seed"] != self.seed:
+            raise UsageError(
+                f"the position was saved with seed {state['seed']}, this Loader has seed "
+                f"{self.seed}: its order is another; give seed={state['seed']}"
+            )
+        self._epoch, self._first = state["epoch"], state["batch"]
+        self._cursor = _Cursor(self._epoch, self._first)
+        if self._order is not None:
+            self._order.load_state(state)
+
+    def close(self) -> None:
+        """End iterations under way, worker threads and processes; give up memory on devices."""
+        for iterator in list(self._live):
+            iterator.close()
+        for feed in self._feeds.values():
+            feed.source.close()
+        self._feeds.clear()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _feed(self, device: torch.device | None) -> _Feed:
+        found = self._feeds.get(device)
+        if found is None:
+            if not self._recognised:
+                if not self._options.iterable and self._options.batched:
+                    self._table = tables.recognise(self._options.dataset, self._options.collate_fn)
+                self._recognised = True
+            plan = choose(self._options, self._table, self._maker, device)
+            found = self._feeds[device] = _Feed(plan, self._source(plan, device))
+            _log.info("feed: %s", plan)
+        return found
+
+    def _source(self, plan: Plan, device: torch.device | None) -> Source:
+        options, order, table = self._options, self._order, self._table
+        if plan.name == "processes":
+            return Processes(options, plan, self._maker, order, self._skip)
+        if order is None:
+            return Stream(
+                options.dataset,
+                options.collate_fn,
+                options.batch_size,
+                drop_last=options.drop_last,
+                seed=self.seed,
+            )
+        if plan.name == "resident" and table is not None and device is not None:
+            return OnDevice(table, order, device)
+        if plan.name == "gather" and table is not None:
+            return Gather(table, order)
+        return Inline(self._maker, order, self._skip)
+
+    def _skip(self, index: Any, message: str) -> None:
+        self.skipped_count += 1
+        if len(self.skipped) < _SKIPPED_KEPT:
+            self.skipped.append((index, message))
+
+    def _iterate(self, device: torch.device | None, ahead: Ahead | None) -> Iterator[Any]:
+        cursor = self._cursor = _Cursor(self._epoch, self._first)
+        self._first = 0
+        iterator = self._run(cursor, device, ahead)
+        self._live.add(iterator)
+        return iterator
+
+    def _run(
+        self, cursor: _Cursor, device: torch.device | None, ahead: Ahead | None
+    ) -> Iterator[Any]:
+        feed = self._feed(device)
+        host = feed.source.batches(cursor.epoch, cursor.batch)
+        items = self._placed(host, feed.plan, ahead)
+        transform = self._options.device_transform
+        try:
+            if transform is None or device is None:
+                for number, batch, _ in items:
+                    cursor.batch = number + 1
+                    yield batch
+            else:
+                for number, batch, indices in items:
+                    rows = self._rows(number, batch, indices)
+                    draws = SampleRandom(self.seed, cursor.epoch, rows, device)
+                    cursor.batch = number + 1
+                    yield transform(batch, draws)
+            if self._cursor is cursor:
+                self._epoch = cursor.epoch + 1
+                self._cursor = _Cursor(self._epoch, 0)
+        finally:
+            for running in (items, host):
+                running.close()
+
+    @staticmethod
+    def _placed(
+        host: Generator[Item, None, None], plan: Plan, ahead: Ahead | None
+    ) -> Generator[Item, None, None]:
+        if plan.name == "resident" or (ahead is None and not plan.pinned):
+            return host
+        if ahead is not None:
+            return ahead.place(host, plan)
+        return ((number, pinned(batch), indices) for number, batch, indices in host)
+
+    def _rows(self, number: int, batch: Any, indices: Any) -> Indices:
+        """The samples' numbers: their indices, or their places in a stream."""
+        if indices is None:
+            first = next(iter(tensors(batch)), None)
+            size = len(first) if first is not None and first.ndim else 1
+            return np.arange(size) + number * (self._options.batch_size or 1)
+        return np.atleast_1d(np.asarray(indices, dtype=np.int64))
+
+
+class DeviceLoader:
+    """A Loader's batches on one device; made by `Loader.to`; it shares the position."""
+
+    def __init__(self, loader: Loader, device: torch.device) -> None:
+        self.loader = loader
+        self.device = device
+        self._ahead = None if runtime.is_host(device) else Ahead(device)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.loader._iterate(self.device, self._ahead)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def plan(self) -> Plan:
+        """How batches are made and brought to the device."""
+        return self.loader._feed(self.device).plan
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch."""
+        return self.loader.batch_size
+
+    @property
+    def copy_seconds(self) -> float:
+        """Host time spent pinning and copying so far, all epochs; part of the time in next()."""
+        return self._ahead.copy_seconds if self._ahead is not None else 0.0
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """See `Loader.close`."""
+        self.loader.close()
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where an iteration is: the next batch to give."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(slots=True)
+class _Feed:
+    plan: Plan
+    source: Source
+
+
+def _order(options: Options) -> Order | None:
+    if options.iterable:
+        return None
+    size, dataset = options.batch_size, options.dataset
+    if options.own_order and size is not None:
+        return OwnOrder(
+            dataset,
+            size,
+            shuffle=bool(options.shuffle),
+            drop_last=options.drop_last,
+            seed=options.seed,
+        )
+    if options.batch_sampler is not None:
+        return GivenOrder(options.batch_sampler, options.seed, options.generator)
+    sampler = options.sampler
+    if sampler is None:
+        sampler = sampler_of(dataset, shuffle=bool(options.shuffle), generator=options.generator)
+    if size is not None:
+        sampler = BatchSampler(sampler, size, options.drop_last)
+    return GivenOrder(sampler, options.seed, options.generator)

@@ -1,0 +1,145 @@
+"""What a Loader was asked for: DataLoader's options and hasten's, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset
+
+from hasten.errors import DataError, UsageError
+from hasten.feed.plan import NAMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of `Loader`, where they are described."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int | Literal["auto"]
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool | Literal["auto"]
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool | None
+    in_order: bool
+    plan: str
+    seed: int
+    device_transform: Callable[[Any, Any], Any] | None
+    on_error: str
+
+    @property
+    def iterable(self) -> bool:
+        """The data set is a stream, not a map from indices."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def batched(self) -> bool:
+        """Samples are collated into batches (`batch_size=None` says not)."""
+        return self.batch_size is not None or self.batch_sampler is not None
+
+    @property
+    def own_order(self) -> bool:
+        """The order is hasten's, a function of (seed, epoch) alone."""
+        given = (self.sampler, self.batch_sampler, self.generator if self.shuffle else None)
+        return self.batched and all(value is None for value in given)
+
+    def __post_init__(self) -> None:
+        self._check_values()
+        self._check_dataset()
+        self._check_workers()
+        self._check_plan()
+
+    def _check_values(self) -> None:
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise UsageError(f"batch_size is {size!r}; it must be a whole number of at least 1")
+        if self.batch_sampler is not None and (
+            size != 1 or self.shuffle or self.sampler is not None or self.drop_last
+        ):
+            raise UsageError(
+                "batch_sampler makes the batches itself: leave out batch_size, shuffle, sampler "
+                "and drop_last"
+            )
+        if self.sampler is not None and self.shuffle:
+            raise UsageError("sampler sets the order: leave out shuffle, or the sampler")
+        if size is None and self.batch_sampler is None and self.drop_last:
+            raise UsageError("batch_size=None makes no batches, so drop_last has no meaning")
+        if self.timeout < 0:
+            raise UsageError(f"timeout is {self.timeout} s; it cannot be negative")
+        if not self.in_order:
+            raise UsageError(
+                "in_order=False lets batches come in any order, which no plan of hasten does: "
+                "leave it out"
+            )
+        if self.on_error not in ("raise", "skip"):
+            raise UsageError(f'on_error is {self.on_error!r}; it can be "raise" or "skip"')
+        if self.pin_memory not in (True, False, "auto"):
+            raise UsageError(f'pin_memory is {self.pin_memory!r}; it can be True, False or "auto"')
+
+    def _check_dataset(self) -> None:
+        if not self.iterable:
+            if not hasattr(self.dataset, "__getitem__") and not hasattr(self.dataset, "fetch"):
+                raise UsageError(
+                    f"{type(self.dataset).__name__} is no data set: it needs __getitem__ and "
+                    "__len__ (map-style), or to be an IterableDataset"
+                )
+            ordered = self.sampler is not None or self.batch_sampler is not None
+            if not ordered and hasattr(self.dataset, "__len__") and len(self.dataset) == 0:
+                raise DataError(
+                    f"the data set ({type(self.dataset).__name__}) is empty: its len is 0"
+                )
+            if not ordered and not hasattr(self.dataset, "__len__"):
+                raise UsageError(
+                    f"{type(self.dataset).__name__} has no __len__: add it, or give a sampler"
+                )
+            return
+        for name in ("sampler", "batch_sampler"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"an IterableDataset has its own order: leave out {name}")
+        if self.shuffle:
+            raise UsageError("an IterableDataset has its own order: leave out shuffle")
+
+    def _check_workers(self) -> None:
+        workers = self.num_workers
+        whole = isinstance(workers, int) and not isinstance(workers, bool)
+        if workers != "auto" and (not whole or workers < 0):
+            raise UsageError(f'num_workers is {workers!r}; it can be "auto", or 0 or more')
+        if workers == 0 and self.prefetch_factor is not None:
+            raise UsageError(
+                "prefetch_factor is for worker processes: leave it out, or num_workers=0"
+            )
+        if workers == 0 and self.persistent_workers:
+            raise UsageError(
+                "persistent_workers is for worker processes: leave it out, or num_workers=0"
+            )
+        if workers == 0 and self.multiprocessing_context is not None:
+            raise UsageError(
+                "multiprocessing_context is for worker processes: leave it out, or num_workers=0"
+            )
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise UsageError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1")
+
+    def _check_plan(self) -> None:
+        if self.plan not in ("auto", *NAMES):
+            raise UsageError(f"no plan {self.plan!r}; there are auto, {', '.join(NAMES)}")
+        workers = self.num_workers
+        if self.plan == "auto" or workers == "auto":
+            return
+        has_workers = self.plan in ("threads", "processes")
+        if has_workers != (workers > 0):
+            raise UsageError(
+                f"plan={self.plan!r} with num_workers={workers}: "
+                + ("it needs workers" if has_workers else "it has none")
+                + '; leave one of the two out ("auto")'
+            )

@@ -1,0 +1,170 @@
+"""Which indices make which batch: hasten's own order, or the one of a sampler given by the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from hasten.errors import DataError
+from hasten.feed import randomness
+from hasten.feed.keys import SAMPLER, mix, permutation
+
+# They draw all that they need when they start (or keep a generator of their own from then on),
+# so the global generators need to be seeded for their first batch only.
+_DRAWS_AT_START = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+)
+
+
+class Order(Protocol):
+    """The batches of an epoch, as indices."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """The indices of each batch from the `first` (counted from 0) on."""
+
+    def __len__(self) -> int: ...
+
+    def state(self) -> dict[str, Any]:
+        """What is needed beside seed, epoch and batch to come to the same place."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave; it serves the next call of `batches`."""
+
+
+class OwnOrder:
+    """0 … n-1, or a permutation that depends on (seed, epoch) alone; int64 arrays."""
+
+    def __init__(
+        self, dataset: Sized, batch_size: int, *, shuffle: bool, drop_last: bool, seed: int
+    ) -> None:
+        self._dataset = dataset
+        self.batch_size = batch_size
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+        self._seed = seed
+
+    def indices(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The whole epoch's order: int64 [n]."""
+        count = len(self._dataset)
+        if count == 0:
+            raise DataError("the data set is empty: len(dataset) is 0")
+        if self._shuffle:
+            return permutation(count, self._seed, epoch)
+        return np.arange(count, dtype=np.int64)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        indices, size = self.indices(epoch), self.batch_size
+        end = len(self) * size
+        for start in range(first * size, end, size):
+            yield indices[start : start + size]
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self._dataset), self.batch_size)
+        return full + (1 if rest and not self._drop_last else 0)
+
+    def state(self) -> dict[str, Any]:
+        """See `Order`."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Order`."""
+
+
+class GivenOrder:
+    """What the user's sampler or batch sampler gives; resumed by skipping indices, not samples.
+
+    A sampler that draws from the global generators is given ones seeded by (seed, epoch), and
+    they are put back; one with a `generator` of its own draws from that, whose state is kept
+    with the position.
+    """
+
+    def __init__(
+        self, sampler: Iterable[Any], seed: int, generator: torch.Generator | None
+    ) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._given = generator
+        self._at_start: torch.Tensor | None = None
+        self._to_restore: torch.Tensor | None = None
+        inner = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
+        self._inner: Any = inner
+        self._lazy = type(inner) not in _DRAWS_AT_START
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        own = getattr(self._inner, "generator", None)
+        return own if isinstance(own, torch.Generator) else self._given
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        for sampler in (self._inner, self._sampler):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+                break
+        generator = self._generator
+        if generator is not None:
+            if self._to_restore is not None:
+                generator.set_state(self._to_restore)
+            self._at_start = generator.get_state()
+        self._to_restore = None
+        return self._draw(mix(self._seed, epoch, SAMPLER), first)
+
+    def _draw(self, key: int, first: int) -> Iterator[Any]:
+        outside = randomness.save()
+        randomness.seed(key)
+        try:
+            source = iter(self._sampler)
+            head = list(islice(source, first, first + 1))
+            inside = randomness.save() if self._lazy else {}
+        finally:
+            randomness.restore(outside)
+        yield from head
+        if not self._lazy:
+            yield from source if head else ()
+            return
+        while head:
+            outside = randomness.save()
+            randomness.restore(inside)
+            try:
+                head = list(islice(source, 1))
+                inside = randomness.save()
+            finally:
+                randomness.restore(outside)
+            yield from head
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def state(self) -> dict[str, Any]:
+        """See `Order`."""
+        return {} if self._at_start is None else {"generator": self._at_start}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Order`."""
+        self._to_restore = state.get("generator")
+
+
+def sampler_of(dataset: Sized, *, shuffle: bool, generator: torch.Generator | None) -> Sampler[int]:
+    """The sampler that DataLoader makes where none is given."""
+    if shuffle:
+        return RandomSampler(dataset, generator=generator)
+    return SequentialSampler(dataset)

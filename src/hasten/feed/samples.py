@@ -1,0 +1,270 @@
+"""One batch made sample by sample: fetching, seeding, collating, and what is said when it fails."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import ConcatDataset, Subset, default_collate, default_convert
+
+from hasten.errors import DataError
+from hasten.feed import randomness
+from hasten.feed.keys import COLLATE, mix, sample_key
+
+Fetch = Callable[[int, int], Any]
+
+
+@dataclass(slots=True)
+class Made:
+    """A batch on its way; crosses from worker processes.
+
+    Attributes:
+        number: of the batch in its epoch, from 0.
+        batch: what the collate function gave; None where `empty`.
+        kept: the indices in it, where some were skipped; else None.
+        skipped: (index, message) of the samples left out.
+        failure: (message, traceback as text), set in worker processes instead of raising.
+    """
+
+    number: int
+    batch: Any = None
+    kept: list[Any] | None = None
+    skipped: list[tuple[Any, str]] = field(default_factory=list)
+    failure: tuple[str, str] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Every sample was skipped."""
+        return self.kept is not None and not self.kept
+
+    def pin_memory(self) -> Made:
+        """Called by DataLoader's pinning thread."""
+        self.batch = pinned(self.batch)
+        return self
+
+
+def pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, same nesting and types; what is pinned stays."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def fetch_of(dataset: Any) -> Fetch | None:
+    """How to get a sample by (index, key), where the data set (or the one below) can do it."""
+    if callable(getattr(dataset, "fetch", None)):
+        fetch: Fetch = dataset.fetch
+        return fetch
+    if type(dataset) is Subset:
+        below = fetch_of(dataset.dataset)
+        return _SubsetFetch(below, dataset.indices) if below else None
+    if type(dataset) is ConcatDataset:
+        parts = [fetch_of(part) for part in dataset.datasets]
+        return _ConcatFetch(parts, dataset.cumulative_sizes) if all(parts) else None
+    return None
+
+
+class _SubsetFetch:
+    def __init__(self, below: Fetch, indices: Sequence[int]) -> None:
+        self._below = below
+        self._indices = indices
+
+    def __call__(self, index: int, key: int) -> Any:
+        return self._below(self._indices[index], key)
+
+
+class _ConcatFetch:
+    def __init__(self, parts: Sequence[Fetch | None], ends: Sequence[int]) -> None:
+        self._parts = parts
+        self._ends = ends
+
+    def __call__(self, index: int, key: int) -> Any:
+        from bisect import bisect_right
+
+        part = bisect_right(self._ends, index)
+        fetch = self._parts[part]
+        assert fetch is not None
+        return fetch(index - (self._ends[part - 1] if part else 0), key)
+
+
+def describe(dataset: Any, index: Any) -> str:
+    """Where the sample comes from (``cats/3.jpg``), as far as the data set can tell; else ''."""
+    if type(dataset) is Subset:
+        return describe(dataset.dataset, dataset.indices[index])
+    tell = getattr(dataset, "describe_sample", None)
+    if not callable(tell):
+        return ""
+    return str(tell(index))
+
+
+class Maker:
+    """Makes batches of one data set, the same ones in whatever process or plan it runs.
+
+    A data set with `fetch(index, key)` draws its randomness from the key. Others may draw from
+    the global generators: the first time one is seen to move, the batch is made again with that
+    generator seeded for each sample, and so from then on. Afterwards they are as they were.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        *,
+        seed: int,
+        skip_errors: bool,
+        batched: bool,
+    ) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.skip_errors = skip_errors
+        self.batched = batched
+        self.default_collate = collate_fn is None or collate_fn is default_collate
+        self._collate_fn = collate_fn or (default_collate if batched else default_convert)
+        self.fetch = fetch_of(dataset)
+        many = getattr(dataset, "__getitems__", None)
+        self._many = many if callable(many) and type(dataset) is not Subset else None
+        self.uses: frozenset[str] = frozenset()
+
+    def make(self, epoch: int, number: int, indices: Any) -> Made:
+        """The batch of these indices.
+
+        Raises:
+            DataError: a sample or the collate function failed; the cause is chained.
+        """
+        listed = indices.tolist() if hasattr(indices, "tolist") else indices
+        listed = list(listed) if self.batched else [listed]
+        if self.fetch is not None and self.default_collate:
+            return self._attempt(epoch, number, listed)
+        while True:
+            before = randomness.save()
+            moved = frozenset[str]()
+            try:
+                made = self._attempt(epoch, number, listed)
+            finally:
+                moved = randomness.touched(before)
+                randomness.restore(before, moved)
+            if moved <= self.uses:
+                return made
+            self.uses |= moved
+
+    def _attempt(self, epoch: int, number: int, indices: list[Any]) -> Made:
+        made = Made(number)
+        samples, kept = self._samples(epoch, indices, made)
+        if made.skipped:
+            made.kept = kept
+        if made.empty:
+            return made
+        if self.uses:
+            randomness.seed(mix(self.seed, epoch, number, COLLATE), self.uses)
+        made.batch = self.collate(samples, kept)
+        return made
+
+    def _samples(self, epoch: int, indices: list[Any], made: Made) -> tuple[list[Any], list[Any]]:
+        if self._many is not None and not self.uses and self.fetch is None:
+            try:
+                got = self._many(indices)
+            except Exception:  # noqa: BLE001 - made one by one below, to name the sample
+                got = None
+            if got is not None:
+                return list(got), indices
+        samples, kept = [], []
+        for index in indices:
+            try:
+                sample = self.sample(epoch, index)
+            except Exception as error:
+                message = self.failure(index, error)
+                if not (self.skip_errors or getattr(error, "skip", False)):
+                    raise DataError(message) from error
+                made.skipped.append((index, message))
+            else:
+                samples.append(sample)
+                kept.append(index)
+        return samples, kept
+
+    def sample(self, epoch: int, index: Any) -> Any:
+        """One sample, with its own randomness."""
+        if self.fetch is not None:
+            return self.fetch(index, sample_key(self.seed, epoch, index))
+        if self.uses:
+            key = mix(self.seed, epoch, index if isinstance(index, int) else hash(index))
+            randomness.seed(key, self.uses)
+        if self._many is not None:
+            return self._many([index])[0]
+        return self.dataset[index]
+
+    def failure(self, index: Any, error: Exception) -> str:
+        """What to say of a sample that raised."""
+        try:
+            where = describe(self.dataset, index)
+        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+            where = f"describe_sample failed too: {second}"
+        name = f"sample {index!r}" + (f" ({where})" if where else "")
+        if isinstance(error, DataError):
+            return f"{name}: {error}"
+        text = f"{name} of {type(self.dataset).__name__} raised {type(error).__name__}: {error}"
+        if isinstance(error, IndexError) and isinstance(index, int):
+            count = len(self.dataset) if hasattr(self.dataset, "__len__") else None
+            if count is not None and index < count:
+                text += f"; its len says {count}, so it should have a sample {index}"
+        frame = _last_frame(error)
+        return text + (f" (at {frame})" if frame else "")
+
+    def collate(self, samples: list[Any], indices: Sequence[Any]) -> Any:
+        """The samples as one batch.
+
+        Raises:
+            DataError: they do not go together; names the first that differs.
+        """
+        try:
+            return self._collate_fn(samples if self.batched else samples[0])
+        except Exception as error:
+            raise DataError(self._misfit(samples, indices, error)) from error
+
+    def _misfit(self, samples: list[Any], indices: Sequence[Any], error: Exception) -> str:
+        if not self.default_collate:
+            name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
+            return (
+                f"collate_fn {name} raised {type(error).__name__}: {error} "
+                f"on the samples {_short(indices)}"
+            )
+        for index, sample in zip(indices, samples, strict=False):
+            if sample is None:
+                return (
+                    f"the data set gave None for sample {index!r}; return a sample, or raise to "
+                    'have it skipped with on_error="skip"'
+                )
+        first = _shape(samples[0])
+        for index, sample in zip(indices, samples, strict=False):
+            if _shape(sample) != first:
+                return (
+                    f"the samples of a batch differ: sample {indices[0]!r} is {first}, sample "
+                    f"{index!r} is {_shape(sample)}; bring them to one shape, or give a "
+                    "collate_fn that pads them"
+                )
+        return f"the samples {_short(indices)} could not be collated: {error}"
+
+
+def _last_frame(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _short(indices: Sequence[Any]) -> str:
+    text = ", ".join(repr(index) for index in indices[:4])
+    return f"{text}, … ({len(indices)})" if len(indices) > 4 else text
+
+
+def _shape(sample: Any) -> str:
+    """A sample's structure in words: ``(float32 [3, 32, 32], int)``."""
+    if isinstance(sample, torch.Tensor):
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
+    if isinstance(sample, dict):
+        return "{" + ", ".join(f"{k!r}: {_shape(v)}" for k, v in sample.items()) + "}"
+    if isinstance(sample, list | tuple):
+        return "(" + ", ".join(_shape(v) for v in sample) + ")"
+    if hasattr(sample, "shape") and hasattr(sample, "dtype"):
+        return f"{sample.dtype} {list(sample.shape)}"
+    return type(sample).__name__

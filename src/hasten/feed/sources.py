@@ -1,0 +1,183 @@
+"""Where host batches come from when no thread or process of ours is involved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from hasten.errors import DataError
+from hasten.feed import randomness
+from hasten.feed.keys import WORKERS, mix
+from hasten.feed.order import Order, OwnOrder
+from hasten.feed.samples import Maker
+from hasten.feed.tables import Resident, Table
+
+Item = tuple[int, Any, Any]
+"""(number of the batch in its epoch from 0, the batch, its indices or None for a stream)."""
+
+Report = Callable[[Any, str], None]
+"""Called with (index, message) for each skipped sample."""
+
+
+class Source(Protocol):
+    """Batches of one epoch after another. Closing the iterator ends what it started."""
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """The batches of an epoch from number `first` on."""
+
+    def close(self) -> None:
+        """End what lasts from epoch to epoch."""
+
+
+class Gather:
+    """One indexed copy a column, made by the thread that asks, into fresh memory.
+
+    No hand-over to another thread: it costs more than the copy. The copy runs in PyTorch's own
+    thread pool of the asking thread, which the training step uses too.
+    """
+
+    def __init__(self, table: Table, order: Order) -> None:
+        self._table = table
+        self._order = order
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """See `Source`."""
+        take, number = self._table.take, first
+        for indices in self._order.batches(epoch, first):
+            if type(indices) is not np.ndarray:
+                indices = _as_rows(indices, self._table.rows)
+            yield number, take(indices), indices
+            number += 1
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+class OnDevice:
+    """The plan `resident`: shuffling is an index on the device, where the data set is."""
+
+    def __init__(self, table: Table, order: Order, device: torch.device) -> None:
+        self._table = table
+        self._order = order
+        self._device = device
+        self._resident: Resident | None = None
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """See `Source`."""
+        if self._resident is None or self._resident.source != self._table.versions():
+            self._resident = None  # its memory is free before the new copy is made
+            self._resident = self._table.on(self._device)
+        take, number = self._resident.take, first
+        if isinstance(self._order, OwnOrder):
+            whole = self._order.indices(epoch)
+            on_device = torch.from_numpy(whole).to(self._device)
+            size = self._order.batch_size
+            for number in range(first, len(self._order)):
+                part = slice(number * size, (number + 1) * size)
+                yield number, take(on_device[part]), whole[part]
+            return
+        for indices in self._order.batches(epoch, first):
+            rows = _as_rows(indices, self._table.rows)
+            yield number, take(torch.from_numpy(rows).to(self._device)), rows
+            number += 1
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._resident = None
+
+
+class Inline:
+    """Sample by sample, when asked."""
+
+    def __init__(self, maker: Maker, order: Order, report: Report) -> None:
+        self._maker = maker
+        self._order = order
+        self._report = report
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """See `Source`."""
+        for number, indices in enumerate(self._order.batches(epoch, first), first):
+            made = self._maker.make(epoch, number, indices)
+            for index, message in made.skipped:
+                self._report(index, message)
+            if not made.empty:
+                yield number, made.batch, indices if made.kept is None else made.kept
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+class Stream:
+    """An IterableDataset read by the thread that asks; resumed by reading and dropping samples.
+
+    The global generators are seeded by (seed, epoch) for it, and put back after each batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        seed: int,
+    ) -> None:
+        self._dataset = dataset
+        self._collate = collate_fn or (default_convert if batch_size is None else default_collate)
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._seed = seed
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """See `Source`."""
+        size = self._batch_size or 1
+        outside, inside = randomness.save(), None
+        source: Iterator[Any] | None = None
+        number = first
+        while True:
+            try:
+                if inside is None or source is None:
+                    randomness.seed(mix(self._seed, epoch, WORKERS))
+                    source = iter(self._dataset)
+                    samples = list(islice(source, first * size, (first + 1) * size))
+                else:
+                    randomness.restore(inside)
+                    samples = list(islice(source, size))
+                whole = len(samples) == size
+                give = bool(samples) and (whole or not self._drop_last)
+                batch = self._collated(samples, number) if give else None
+                inside = randomness.save()
+            finally:
+                randomness.restore(outside)
+            if give:
+                yield number, batch, None
+                number += 1
+            if not whole:
+                return
+            outside = randomness.save()
+
+    def _collated(self, samples: list[Any], number: int) -> Any:
+        try:
+            return self._collate(samples if self._batch_size is not None else samples[0])
+        except Exception as error:
+            raise DataError(
+                f"batch {number} of the stream could not be collated: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+def _as_rows(indices: Any, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What a sampler gave, as row numbers; negative ones count from the end, as in the tensors."""
+    found = np.asarray(indices, dtype=np.int64)
+    if found.ndim != 1:
+        raise DataError(f"the sampler gave {indices!r}, where a list of indices was expected")
+    if len(found) and not (-rows <= found.min() and found.max() < rows):
+        raise DataError(f"the sampler gave an index beyond the {rows} samples: {indices!r}")
+    return np.where(found < 0, found + rows, found)
