@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hasten.errors import DataError
+from hasten.vision.file_names import show
 
 from . import idx
 from .download import Opener, fetch, open_url
 from .image_data import ImageData, from_tensors, light_augmentation
-from .problems import show
 
 CLASSES = (
     "T-shirt/top",

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hasten.errors import DataError
-
-from .problems import show
+from hasten.vision.file_names import show
 
 _UNSIGNED_BYTE = 0x08
 

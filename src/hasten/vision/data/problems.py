@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from hasten.errors import DataError
+from hasten.vision.file_names import show
 
 _NAMED = 5  # files that a message names
 
@@ -71,13 +72,3 @@ class Problems:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
-
-
-def show(path: str | Path) -> str:
-    """Return the path as text that any terminal, log and JSON file can hold.
-
-    File names are bytes to the system; those that are not UTF-8, and control characters (which
-    could rewrite the terminal), are shown escaped.
-    """
-    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

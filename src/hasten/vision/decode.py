@@ -1,0 +1,357 @@
+"""From an image file to pixels: any format and colour mode, upright, 8 bits, grey or RGB.
+
+JPEG goes through simplejpeg at the smallest scale that serves, the rest through Pillow; both, and
+the resizing, release the interpreter lock. What comes in, and how:
+
+- transparency is laid on white; of an animation or a many-page file the first picture is taken;
+- 16 bits a channel are scaled to 8, not clipped; floating point is taken to be 0..1;
+- the EXIF orientation is applied; colour profiles are not.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hasten.errors import DataError, UsageError
+
+from . import headers
+from .file_names import show
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+T = TypeVar("T")
+
+MAX_PIXELS = 1 << 27
+"""Images of more pixels (134 million) are refused: decoded, they could fill the memory."""
+
+_MARGIN = 1.5  # decoded pixels for each one wanted; below that the reduced scale shows
+_REDUCIBLE = 16  # pixels: smaller JPEGs are decoded whole
+# Of a picture as it is stored, for each EXIF orientation: swap its axes, then turn rows, columns.
+_UPRIGHT = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+
+
+class ImageError(DataError):
+    """One image cannot be used; the message names it. The rest of the data may go on.
+
+    Attributes:
+        skip: True: a loader may leave the sample out.
+    """
+
+    skip: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crop:
+    """A part of an upright image, in its pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    mirror: bool = False
+    """Mirror it left to right."""
+
+
+def decode(
+    source: bytes | str | Path,
+    *,
+    channels: int = 3,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> NDArray[np.uint8]:
+    """Decode a whole image, upright.
+
+    Args:
+        source: the file's path or its contents.
+        channels: 3 for RGB, 1 for grey.
+        name: what messages call it; by default its path.
+        max_pixels: an image of more is refused before it is decoded.
+
+    Returns:
+        uint8 [H, W, channels].
+
+    Raises:
+        ImageError: it cannot be read, is no image, is cut short, or has too many pixels.
+        UsageError: ``channels`` is neither 1 nor 3.
+    """
+    picture = _Picture(source, name, channels, max_pixels)
+    pixels, _ = picture.pixels(scale=8)
+    swap, turn_rows, turn_columns = _UPRIGHT[picture.orientation]
+    if swap:
+        pixels = pixels.swapaxes(0, 1)
+    return np.ascontiguousarray(
+        pixels[:: -1 if turn_rows else 1, :: -1 if turn_columns else 1], dtype=np.uint8
+    )
+
+
+def decode_crop(
+    source: bytes | str | Path,
+    choose: Callable[[int, int], Crop],
+    *,
+    size: int,
+    channels: int = 3,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Tensor:
+    """Decode a part of an image to a square, as cheaply as its quality allows.
+
+    The edges of the part are rounded to pixels of the scale at which a JPEG is decoded.
+
+    Args:
+        source: the file's path or its contents.
+        choose: given the upright image's height and width, says which part.
+        size: side of the square, in pixels.
+        channels: 3 for RGB, 1 for grey.
+        name: what messages call it; by default its path.
+        max_pixels: an image of more is refused before it is decoded.
+
+    Returns:
+        uint8 [channels, size, size], contiguous.
+
+    Raises:
+        ImageError: as :func:`decode`.
+        UsageError: as :func:`decode`.
+    """
+    picture = _Picture(source, name, channels, max_pixels)
+    swap, turn_rows, turn_columns = _UPRIGHT[picture.orientation]
+    height, width = picture.height, picture.width
+    if swap:
+        height, width = width, height
+    crop = choose(height, width)
+    rows, columns = (crop.top, crop.top + crop.height), (crop.left, crop.left + crop.width)
+    if turn_rows:
+        rows = height - rows[1], height - rows[0]
+    if turn_columns:
+        columns = width - columns[1], width - columns[0]
+    if swap:
+        rows, columns = columns, rows
+    scale = picture.scale_for(min(crop.height, crop.width), size)
+    pixels, scale = picture.pixels(scale)
+    part = pixels[_rounded(rows, scale, pixels.shape[0]), _rounded(columns, scale, pixels.shape[1])]
+    square = resize(part, size)
+    if swap:
+        square = square.transpose(1, 2)
+    turned = [1] if turn_rows else []
+    if turn_columns != crop.mirror:
+        turned.append(2)
+    return (square.flip(turned) if turned else square).contiguous()
+
+
+def resize(pixels: NDArray[np.uint8], size: int) -> Tensor:
+    """Resize to a square, antialiased.
+
+    Args:
+        pixels: uint8 [H, W, C].
+        size: side of the square, in pixels.
+
+    Returns:
+        uint8 [C, size, size].
+    """
+    if not pixels.flags.writeable:  # it is Pillow's; torch would warn
+        pixels = pixels.copy()
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    # On bytes in this layout torch has a vector kernel, some five times as fast as Pillow's.
+    return torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
+
+
+def _rounded(edges: tuple[int, int], scale: int, length: int) -> slice:
+    """Pixels of an image decoded at scale/8 for edges in pixels of the whole one."""
+    start = min(round(edges[0] * scale / 8), length - 1)
+    return slice(start, max(min(round(edges[1] * scale / 8), length), start + 1))
+
+
+class _Picture:
+    """An image whose header has been read and found fit to decode."""
+
+    def __init__(
+        self, source: bytes | str | Path, name: str | None, channels: int, max_pixels: int
+    ) -> None:
+        if channels not in (1, 3):
+            raise UsageError(f"images are decoded to 1 or 3 channels, not {channels}")
+        self.name = name or ("the image" if isinstance(source, bytes) else show(source))
+        self._mode = "L" if channels == 1 else "RGB"
+        self._data = source if isinstance(source, bytes) else read_file(source, self.name)
+        self._image: Image | None = None
+        header = _header(self._data, self.name)
+        if header is not None:
+            check_size(header.width, header.height, self.name, max_pixels)
+        if header is not None and header.format == "JPEG":
+            self.height, self.width = header.height, header.width
+            self.orientation = header.orientation
+            self._direct = header.channels in (1, 3)  # not CMYK
+        else:
+            image = _guarded(self.name, _open, self._data)
+            check_size(image.width, image.height, self.name, max_pixels)
+            _guarded(self.name, image.load)
+            # Only now: Pillow turns TIFF upright as it loads, and PNG may have its EXIF last.
+            self.orientation = _guarded(self.name, _orientation, image)
+            self.height, self.width = image.height, image.width
+            self._image = image
+            self._direct = False
+
+    def scale_for(self, shortest: int, size: int) -> int:
+        """Eighths of the size to decode at, so that ``shortest`` pixels serve for ``size``."""
+        if self._direct and min(self.height, self.width) >= _REDUCIBLE:
+            for scale in (1, 2, 4):  # others have no fast transform
+                if shortest * scale >= 8 * _MARGIN * size:
+                    return scale
+        return 8
+
+    def pixels(self, scale: int) -> tuple[NDArray[np.uint8], int]:
+        """Pixels as they are stored, not turned upright, and the scale they came out at.
+
+        Args:
+            scale: eighths of the size that would serve.
+
+        Returns:
+            uint8 [H, W, channels]; eighths.
+        """
+        if self._direct:
+            pixels = self._reduced(scale)
+            if pixels is not None:
+                return pixels, scale
+        image = self._image
+        if image is None:
+            image = _guarded(self.name, _open, self._data)
+            _guarded(self.name, image.load)
+        return _guarded(self.name, _eight_bits, image, self._mode), 8
+
+    def _reduced(self, scale: int) -> NDArray[np.uint8] | None:
+        import simplejpeg
+
+        height, width = -(-self.height * scale // 8), -(-self.width * scale // 8)
+        reduced = {"min_height": height, "min_width": width} if scale != 8 else {}
+        try:
+            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                self._data, "GRAY" if self._mode == "L" else "RGB", **reduced
+            )
+        except ValueError:
+            # It is strict: any irregularity comes here. Pillow tells the harmless ones (stray
+            # bytes between segments) from files that are cut short.
+            return None
+        return pixels if pixels.shape[:2] == (height, width) else None
+
+
+def check_size(width: int, height: int, name: str, max_pixels: int = MAX_PIXELS) -> None:
+    """Refuse a decompression bomb.
+
+    Raises:
+        ImageError: the image has more than ``max_pixels`` pixels.
+    """
+    if width * height > max_pixels:
+        raise ImageError(
+            f"{name}: its header says {width}x{height} pixels, more than the {max_pixels:,} that "
+            "are read (a decompression bomb?)"
+        )
+
+
+def read_file(path: str | Path, name: str) -> bytes:
+    """Contents of a file.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ImageError(f"{name}: cannot be read ({error.strerror or error})") from error
+
+
+def _header(data: bytes, name: str) -> headers.Header | None:
+    kind = headers.sniff(data[:16])
+    if kind is None:
+        what = "is empty" if not data else "is not an image, whatever its name says"
+        raise ImageError(f"{name}: {what}")
+    if kind not in headers.FORMATS:
+        known = ", ".join(headers.FORMATS)
+        raise ImageError(f"{name}: is {kind}, which is not read; convert it to one of {known}")
+    try:
+        return headers.parse(data)
+    except headers.HeaderError as error:
+        raise ImageError(f"{name}: is a broken {kind} file: {error}") from error
+    except headers.ShortHeaderError as error:
+        raise ImageError(f"{name}: is cut short: its header does not end") from error
+
+
+def _guarded(name: str, work: Callable[..., T], *arguments: Any) -> T:
+    """Do some work of Pillow's, turning whatever it raises on a broken file into our error."""
+    try:
+        return work(*arguments)
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders fed a broken file raise anything
+        raise ImageError(f"{name}: cannot be decoded ({error or type(error).__name__})") from error
+
+
+def _open(data: bytes) -> Image:
+    """Open with the plugin of the format.
+
+    Not Image.open: it would try every format there is, among them some that run programs, and
+    its own limit of pixels is a global that warns.
+    """
+    from PIL import (
+        BmpImagePlugin,
+        GifImagePlugin,
+        JpegImagePlugin,
+        PngImagePlugin,
+        TiffImagePlugin,
+        WebPImagePlugin,
+    )
+
+    plugins: dict[str | None, Callable[[io.BytesIO], Image]] = {
+        "BMP": BmpImagePlugin.BmpImageFile,
+        "GIF": GifImagePlugin.GifImageFile,
+        "JPEG": JpegImagePlugin.JpegImageFile,
+        "PNG": PngImagePlugin.PngImageFile,
+        "TIFF": TiffImagePlugin.TiffImageFile,
+        "WebP": WebPImagePlugin.WebPImageFile,
+    }
+    return plugins[headers.sniff(data[:16])](io.BytesIO(data))
+
+
+def _orientation(image: Image) -> int:
+    value = image.getexif().get(0x0112, 1)
+    return value if value in _UPRIGHT else 1
+
+
+def _eight_bits(image: Image, mode: str) -> NDArray[np.uint8]:
+    """uint8 [H, W, C] of a loaded image of any mode."""
+    from PIL import Image as Pillow
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        deep = np.asarray(image).astype(np.int32)
+        image = Pillow.fromarray(((deep + 128) // 257).clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        light = np.asarray(image)
+        if not (np.isfinite(light).all() and light.min() >= 0 and light.max() <= 1):
+            raise ValueError("its floating-point values are not within 0..1")
+        image = Pillow.fromarray(np.rint(light * 255).astype(np.uint8))
+    elif image.mode == "I":
+        raise ValueError("32-bit whole numbers have no known range; store it with 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        paper = Pillow.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Pillow.alpha_composite(paper, image)
+    if image.mode != mode:
+        image = image.convert(mode)
+    pixels = np.asarray(image)
+    return pixels[:, :, None] if mode == "L" else pixels
