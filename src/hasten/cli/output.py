@@ -1,0 +1,53 @@
+"""What commands print: people's text on one stream, one JSON object on the other."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from rich.console import Console
+
+SCHEMA = 1
+
+
+def people_stream(as_json: bool) -> TextIO:
+    """Where text for people goes: standard output, or standard error beside ``--json``."""
+    return sys.stderr if as_json else sys.stdout
+
+
+def console(as_json: bool = False) -> Console:
+    """A rich console on :func:`people_stream`; plain text where that is no terminal."""
+    from rich.console import Console
+
+    stream = people_stream(as_json)
+    width = None if stream.isatty() else 160  # a table in a file is not folded at 80 columns
+    return Console(file=stream, highlight=False, soft_wrap=False, width=width)
+
+
+def print_json(content: dict[str, Any] | list[Any]) -> None:
+    """Print one JSON object, last, on standard output, with hasten's version and the schema.
+
+    Numbers that JSON does not know (NaN, infinities) become null.
+    """
+    from hasten import __version__
+
+    if isinstance(content, dict):
+        content = {"hasten": __version__, "schema": SCHEMA, **content}
+    json.dump(_finite(content), sys.stdout, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

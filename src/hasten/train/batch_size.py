@@ -1,0 +1,57 @@
+"""The largest batch that fits on a device, with accumulation to keep the effective batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from hasten.devices import runtime
+from hasten.errors import OutOfDeviceMemory
+
+
+class BatchPlan(NamedTuple):
+    """``micro`` samples at once, ``accumulate`` times before each optimizer step."""
+
+    micro: int
+    accumulate: int
+
+
+def fitting(wanted: int, attempt: Callable[[int], None], device: torch.device) -> BatchPlan:
+    """The largest of ``wanted``, half of it, a quarter, … that ``attempt`` runs with.
+
+    Halving keeps the effective batch: ``micro * accumulate`` is ``wanted`` where that is even
+    enough, and never less.
+
+    Args:
+        wanted: the effective batch, in samples.
+        attempt: runs a whole step with that many samples; out-of-memory errors mean "too many".
+        device: where the step runs; its cache is emptied after each failure.
+
+    Raises:
+        OutOfDeviceMemory: not even one sample fits.
+    """
+    micro = wanted
+    while True:
+        if _fits(micro, attempt, device):
+            return BatchPlan(micro, -(-wanted // micro))
+        if micro == 1:
+            raise OutOfDeviceMemory(
+                f"not even one sample fits on {device} with this model; use a smaller model or"
+                " image size, or a device with more memory"
+            )
+        micro = -(-micro // 2)
+
+
+def _fits(samples: int, attempt: Callable[[int], None], device: torch.device) -> bool:
+    try:
+        attempt(samples)
+        runtime.synchronize(device)
+        return True
+    except (RuntimeError, MemoryError) as error:
+        if not runtime.is_out_of_memory(error):
+            raise
+    # Outside the handler, so that the error no longer keeps the step's tensors alive.
+    runtime.empty_cache(device)
+    return False

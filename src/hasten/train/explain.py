@@ -1,0 +1,51 @@
+"""Torch's own errors, told as what they mean here and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from hasten import devices
+from hasten.devices import runtime
+from hasten.errors import HastenError, OutOfDeviceMemory
+from hasten.train import diagnose
+from hasten.train.result import write_stopped_report
+from hasten.train.source import count
+
+if TYPE_CHECKING:
+    from hasten.train.run import Run
+    from hasten.train.trainer import Trainer
+
+
+@contextmanager
+def errors(run: Run, trainer: Trainer) -> Iterator[None]:
+    """Inside, out-of-memory, mixed devices and a compiler's failure become hasten's errors.
+
+    Raises:
+        OutOfDeviceMemory: with the batch that ran and what to try.
+        DeviceMismatch: naming each tensor that is not where the others are.
+        HastenError: ``torch.compile`` failed.
+    """
+    try:
+        yield
+    except HastenError as error:
+        write_stopped_report(run, trainer, error)
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if runtime.is_out_of_memory(error):
+            size = count(run.last_batch) if run.last_batch is not None else None
+            text = diagnose.out_of_memory(error, run.device, batch=size, ran=run.largest_batch)
+            raise OutOfDeviceMemory(text) from error
+        if "same device" in str(error):
+            loss = trainer.loss if isinstance(trainer.loss, torch.nn.Module) else None
+            devices.same_device(model=trainer.model, loss=loss, batch=run.last_batch)
+        if run.settings.compile and type(error).__module__.startswith(("torch._", "triton")):
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise HastenError(
+                f"torch.compile failed: {first}\nIt needs a C++ compiler on the CPU (g++) and"
+                " Triton on a GPU; train without --compile, or install what is missing"
+            ) from error
+        raise

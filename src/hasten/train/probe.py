@@ -1,0 +1,115 @@
+"""Try a step without taking it: how fast it is at each precision, and what batch fits."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hasten.devices import runtime
+from hasten.feed import Loader
+from hasten.train import remembered
+from hasten.train.precision import Precision, candidates, fastest, set_layout, undisturbed
+from hasten.train.seed import rng_kept
+from hasten.train.source import close, split
+
+if TYPE_CHECKING:
+    from hasten.train.run import Run
+    from hasten.train.trainer import Trainer
+
+_BUDGET_S = 2.0  # for the measured rounds of a choice; a warm-up round comes on top
+
+
+def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
+    """The fastest precision and layout among those that the settings leave open.
+
+    Forward and backward are timed on a batch that is on the device already; no optimizer step is
+    taken, and buffers, gradients and random states are put back. The choice is remembered for
+    this model, batch shape and machine, so that the same run made again computes the same.
+    """
+    settings = run.settings
+    choices = candidates(settings.precision, run.device, trainer.model, settings.channels_last)
+    if len(choices) == 1:
+        return choices[0]
+    key = remembered.key(run.device, trainer.model, batch, settings, choices)
+    known = remembered.recall(key)
+    if known is not None:
+        return known
+    warm_s = 0.0
+
+    def time_at(choice: Precision) -> float:
+        nonlocal warm_s
+        try:
+            seconds = time_step(run, trainer, batch, choice)
+        except RuntimeError as error:
+            if choice.name == "float32" or runtime.is_out_of_memory(error):
+                raise
+            return math.inf  # an operator of this model has no such dtype: never the fastest
+        warm_s += seconds
+        return seconds
+
+    with rng_kept(run.device), undisturbed(trainer.model):
+        for choice in choices:
+            time_at(choice)
+        rounds = max(2, min(9, int(_BUDGET_S / max(warm_s, 1e-9))))
+        chosen = fastest(choices, time_at, rounds=rounds)
+    set_layout(trainer.model, run.precision.channels_last)
+    remembered.keep(key, chosen)
+    return chosen
+
+
+def time_step(run: Run, trainer: Trainer, batch: Any, precision: Precision) -> float:
+    """Seconds of a forward and backward pass at a precision; leaves gradients None."""
+    data, labels = split(batch)
+    set_layout(trainer.model, precision.channels_last)
+    trainer.model.train()
+    runtime.synchronize(run.device)
+    began = run.settings.clock()
+    forward_backward(trainer.model, trainer.loss, data, labels, precision, run.device)
+    runtime.synchronize(run.device)
+    seconds = run.settings.clock() - began
+    for parameter in trainer.model.parameters():
+        parameter.grad = None
+    return seconds
+
+
+def forward_backward(
+    model: nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    data: Any,
+    labels: Any,
+    precision: Precision,
+    device: torch.device,
+) -> None:
+    """One pass each way; gradients are added to those there."""
+    from hasten.train.trainer import call
+
+    with precision.autocast(device):
+        value = loss(call(model, data), labels)
+    value.backward()  # type: ignore[no-untyped-call]
+
+
+def attempt_with(trainer: Trainer, dataset: Any, device: torch.device) -> Callable[[int], None]:
+    """A function that takes a whole step with so many samples, on a copy of the model."""
+
+    def attempt(samples: int) -> None:
+        precision = Precision(name="float32")  # the one that needs the most memory
+        model = copy.deepcopy(trainer.model).to(device)
+        loss = copy.deepcopy(trainer.loss)
+        if isinstance(loss, nn.Module):
+            loss = loss.to(device)
+        optimizer = trainer.optimizer_for(model)
+        with rng_kept(device), Loader(dataset, batch_size=samples, num_workers=0) as loader:
+            batches = iter(loader.to(device))
+            try:
+                data, labels = split(next(batches))
+            finally:
+                close(batches)
+            forward_backward(model, loss, data, labels, precision, device)
+            optimizer.step()
+
+    return attempt

@@ -1,0 +1,84 @@
+"""Choices that were measured, remembered for the same job on the same machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hasten
+from hasten.devices import runtime
+from hasten.train import atomic
+from hasten.train.diagnose import tensors
+from hasten.train.precision import Precision
+from hasten.train.settings import RunSettings
+
+
+def folder() -> Path | None:
+    """``HASTEN_CACHE_DIR``, by default in the user's cache; None where that is ``off``."""
+    given = os.environ.get("HASTEN_CACHE_DIR")
+    if given == "off":
+        return None
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "hasten"
+
+
+def key(
+    device: torch.device,
+    model: nn.Module,
+    batch: Any,
+    settings: RunSettings,
+    choices: Sequence[Precision],
+) -> str:
+    """What a choice depends on, as one short word."""
+    facts = [
+        hasten.__version__,
+        torch.__version__,
+        device.type,
+        runtime.name(device),
+        runtime.cores(),
+        torch.get_num_threads(),
+        settings.compile,
+        [str(choice) for choice in choices],
+        [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()],
+        [str(module) for module in model.children()],
+        [(path, list(tensor.shape), str(tensor.dtype)) for path, tensor in tensors(batch)],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def recall(name: str) -> Precision | None:
+    """The choice kept under a key; None where there is none, or it cannot be read."""
+    place = folder()
+    if place is None:
+        return None
+    try:
+        content = json.loads((place / "precision" / f"{name}.json").read_text(encoding="utf-8"))
+        chosen = Precision.from_json(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # it is measured again, and written anew
+    return Precision(
+        name=chosen.name,
+        channels_last=chosen.channels_last,
+        reason=f"{chosen.reason} (remembered)",
+    )
+
+
+def keep(name: str, chosen: Precision) -> None:
+    """Remember a choice. Where that cannot be written, the next run measures again."""
+    place = folder()
+    if place is None:
+        return
+    with contextlib.suppress(OSError):
+        (place / "precision").mkdir(parents=True, exist_ok=True)
+        with atomic.new_file(place / "precision" / f"{name}.json") as temporary:
+            temporary.write_text(json.dumps(chosen.to_json()), encoding="utf-8")

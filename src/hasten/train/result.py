@@ -1,0 +1,198 @@
+"""What a training run came to, and what it leaves in its folder."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import hasten
+from hasten.devices import runtime
+from hasten.errors import HastenError
+from hasten.observe import log
+from hasten.observe.records import EpochRecord, StepRecord
+from hasten.observe.report import ReportData, write_report
+from hasten.observe.verdict import Verdict, judge
+from hasten.train import checkpoint, probe, weights
+from hasten.train.evaluation import Evaluation
+from hasten.train.precision import Precision, undisturbed
+from hasten.train.seed import rng_kept
+
+if TYPE_CHECKING:
+    from hasten.train.run import Run
+    from hasten.train.trainer import Trainer
+
+WEIGHTS = "model.safetensors"
+_STEPS_TO_TIME = 10
+_SHARE_TO_TIME = 0.05  # of the training time that measuring the saturation may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What :meth:`hasten.Trainer.fit` gives."""
+
+    history: tuple[EpochRecord, ...]
+    """A record for each epoch of the run, those before a resume included."""
+    saturation: float | None
+    """Throughput over that of the same step with its batch on the device already, 0 to 1; None
+    where too few steps were taken to tell."""
+    verdict: Verdict | None
+    """What bounds the run; None where no step was taken."""
+    seconds: float
+    """Of training, over all epochs, without validation."""
+    device: torch.device
+    precision: Precision
+    feed: str
+    """How samples became batches, and why."""
+    folder: Path | None
+    checkpoint: Path | None
+    """The newest checkpoint; None for a run without a folder."""
+    best_checkpoint: Path | None
+    weights: Path | None
+    """The final weights as safetensors."""
+    report: Path | None
+    resumed_from: Path | None
+    evaluation: Evaluation | None
+    """The last validation."""
+    report_data: ReportData = field(repr=False)
+
+    @property
+    def val_accuracy(self) -> float | None:
+        """Of the last epoch; None without validation or class labels."""
+        return self.history[-1].val_accuracy if self.history else None
+
+
+def finish(run: Run, trainer: Trainer, train: Iterable[Any], val: Iterable[Any] | None) -> Result:
+    """Measure the saturation, judge, export the weights, write the report."""
+    saturation = measure_saturation(run, trainer)
+    verdict = None
+    if run.last_summary is not None:
+        verdict = judge(
+            run.last_summary,
+            saturation=saturation,
+            plan=run.feed,
+            device=runtime.name(run.device),
+            batch_size=run.largest_batch,
+            precision=run.precision.name,
+        )
+    if trainer.last_evaluation is None and val is not None:
+        trainer.evaluate(val)  # a run that was finished already when it was resumed
+    data = report_data(run, trainer, saturation=saturation, verdict=verdict)
+    report = exported = newest = best = None
+    if run.folder is not None:
+        exported = run.folder / WEIGHTS
+        weights.export(trainer.model, exported, {"run": run.folder.name})
+        report = write_report(run.folder, data)
+        newest, _ = checkpoint.newest(run.folder / checkpoint.FOLDER)
+        best = checkpoint.best(run.folder / checkpoint.FOLDER)
+    return Result(
+        history=tuple(run.history),
+        saturation=saturation,
+        verdict=verdict,
+        seconds=sum(record.seconds for record in run.history),
+        device=run.device,
+        precision=run.precision,
+        feed=run.feed,
+        folder=run.folder,
+        checkpoint=newest,
+        best_checkpoint=best,
+        weights=exported,
+        report=report,
+        resumed_from=run.resumed_from,
+        evaluation=trainer.last_evaluation,
+        report_data=data,
+    )
+
+
+def measure_saturation(run: Run, trainer: Trainer) -> float | None:
+    """The run's throughput over that of the same step with its batch on the device already.
+
+    Forward and backward are timed anew on the last full batch, with no feed beside them; the
+    optimizer's time is the median of the run's own. Nothing is stepped: the model stays as it is.
+    """
+    summary = run.last_summary
+    if summary is None or summary.steps < 3 or run.full_batch is None:
+        return None
+    limit = max(2, min(_STEPS_TO_TIME, int(_SHARE_TO_TIME * summary.steps)))
+    with rng_kept(run.device), undisturbed(trainer.model):
+        # The first is not counted: the batch is out of the caches, and compilers may look again.
+        times = [
+            probe.time_step(run, trainer, run.full_batch, run.precision) for _ in range(limit + 1)
+        ][1:]
+    ready_s = statistics.median(times) + optimizer_s(run)
+    return min(1.0, ready_s / summary.step_s)
+
+
+def optimizer_s(run: Run) -> float:
+    """Median seconds of an optimizer step's share of a batch, in the last epoch."""
+    summary = run.last_summary
+    if summary is None:
+        return 0.0
+    if summary.device is not None:
+        return summary.device["optimizer"]
+    return summary.phases["optimizer"].median_s
+
+
+def report_data(
+    run: Run,
+    trainer: Trainer,
+    *,
+    saturation: float | None = None,
+    verdict: Verdict | None = None,
+    stopped: str = "",
+) -> ReportData:
+    """What the report shows of a run; class names and sample images are the caller's to add."""
+    evaluation = trainer.last_evaluation
+    table = evaluation.confusion if evaluation else None
+    seconds = sum(record.seconds for record in run.history)
+    images = sum(record.seconds * record.images_per_s for record in run.history)
+    config = run.settings.config
+    steps = []
+    if run.folder is not None:
+        steps = [record for record in log.read(run.folder) if isinstance(record, StepRecord)]
+    return ReportData(
+        run=run.folder.name if run.folder is not None else type(trainer.model).__name__,
+        model=str(config.get("model", type(trainer.model).__name__)),
+        dataset=str(config.get("data", "")),
+        device=f"{run.device} ({runtime.name(run.device)})",
+        epochs=run.history,
+        steps=steps,
+        planned_epochs=run.planned_epochs,
+        seconds=seconds,
+        images_per_s=images / seconds if seconds else math.nan,
+        saturation=saturation,
+        val_accuracy=evaluation.accuracy if evaluation else None,
+        val_loss=evaluation.loss if evaluation else None,
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
+        classes=[str(i) for i in range(len(table))] if table else (),
+        confusion=table,
+        verdict=verdict,
+        feed=run.feed,
+        precision=str(run.precision),
+        stopped=stopped,
+        settings=config.get("settings", config),
+        versions={
+            "hasten": hasten.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
+        command=str(config.get("command", " ".join(sys.argv))),
+        resume_command=run.settings.resume_hint or "",
+        finished=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+
+
+def write_stopped_report(run: Run, trainer: Trainer, error: HastenError) -> None:
+    """The report of a run that ended early; the error goes on to the caller after it."""
+    if run.folder is not None and run.began:
+        stopped = str(error).splitlines()[0]
+        write_report(run.folder, report_data(run, trainer, stopped=stopped))

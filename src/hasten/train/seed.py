@@ -1,0 +1,60 @@
+"""Random states: seed them, take them, put them back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hasten.devices import runtime
+
+
+def seed_everything(seed: int, device: torch.device) -> None:
+    """Seed Python's, numpy's and torch's generators, that of ``device`` included."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    runtime.manual_seed(device, seed)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The states of all global generators, as values that a safe unpickler takes."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (
+            str(name),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ),
+        "torch": torch.get_rng_state(),
+        "device": runtime.rng_state(device),
+        "device_type": device.type,
+    }
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what :func:`rng_state` took; a device of another kind keeps its own generator."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["device"] is not None and state["device_type"] == device.type:
+        runtime.set_rng_state(device, state["device"].cpu())
+
+
+@contextmanager
+def rng_kept(device: torch.device) -> Iterator[None]:
+    """Whatever is drawn inside leaves the generators as they were."""
+    state = rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(state, device)

@@ -1,0 +1,116 @@
+"""What a run can be told: one frozen record, checked when it is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO, TypedDict
+
+import torch
+
+from hasten.errors import UsageError
+from hasten.train import precision as precisions
+from hasten.train.schedule import Every
+
+
+class Sink(Protocol):
+    """Something that is given each record of a run, as it is made."""
+
+    def write(self, record: Any, /) -> None:
+        """Take a record of :mod:`hasten.observe.records`."""
+
+    def close(self) -> None:
+        """No record follows."""
+
+
+class RunOptions(TypedDict, total=False):
+    """The keyword arguments of :class:`hasten.Run` and :class:`hasten.Trainer`; see
+    :class:`RunSettings` for what each means."""
+
+    device: str | torch.device | int | None
+    precision: str
+    channels_last: bool | str
+    compile: bool
+    accumulate: int
+    clip_norm: float | None
+    seed: int | None
+    folder: str | Path | None
+    resume: bool
+    checkpoint_every: str | Every | None
+    keep: int
+    log_every: int
+    progress: str
+    stream: TextIO | None
+    sinks: Sequence[Sink]
+    config: dict[str, Any]
+    resume_hint: str | None
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Settings of a run.
+
+    Raises:
+        UsageError: a value is out of range, or two contradict each other.
+    """
+
+    device: str | torch.device | int | None = "auto"
+    """``auto`` for the best there is, or a name such as ``cuda:1``, ``mps``, ``cpu``."""
+    precision: str = "auto"
+    """``auto``, ``float32``, ``bfloat16`` or ``float16`` (scaled). Weights stay float32."""
+    channels_last: bool | str = "auto"
+    """Store images and 4-dimensional weights with channels last; ``auto`` measures (Trainer) or
+    leaves them (Run)."""
+    compile: bool = False
+    """Compile the model with ``torch.compile``, in place: names in checkpoints do not change."""
+    accumulate: int = 1
+    """Batches whose gradients are averaged before each optimizer step."""
+    clip_norm: float | None = None
+    """Largest 2-norm of all gradients together; ``None`` leaves them."""
+    seed: int | None = 0
+    """Seeds Python's, numpy's and torch's generators at the start; ``None`` leaves them."""
+    folder: str | Path | None = None
+    """Where log, checkpoints and report go; ``None`` writes nothing."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in ``folder``, if there is one."""
+    checkpoint_every: str | Every | None = "10 min"
+    """Besides the end of each epoch: ``500 steps``, ``10 min``, ``2 epochs`` (then not at each),
+    or ``never`` for only at the end of each epoch."""
+    keep: int = 2
+    """How many of the newest checkpoints are kept, beside the best."""
+    log_every: int = 50
+    """Batches between log points; on an accelerator the loss is read back only then."""
+    progress: str = "auto"
+    """``auto`` (a live bar on a terminal, plain lines elsewhere), ``bar``, ``plain``, ``off``."""
+    stream: TextIO | None = None
+    """Where text for people goes; standard output by default."""
+    sinks: Sequence[Sink] = ()
+    """Each gets every record as well, for example a TensorBoard writer."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Kept in ``config.json`` and in each checkpoint: what you want to find there again."""
+    resume_hint: str | None = None
+    """The command to resume with, shown when a signal stops the run."""
+    clock: Callable[[], float] = time.perf_counter
+    """Seconds, monotonic."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("accumulate", 1), ("keep", 1), ("log_every", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name}={value!r}: it is a whole number of at least {least}")
+        if self.precision not in precisions.NAMES:
+            raise UsageError(
+                f"unknown precision {self.precision!r}; there are {', '.join(precisions.NAMES)}"
+            )
+        if self.channels_last not in (True, False, "auto"):
+            raise UsageError(f"channels_last={self.channels_last!r}: True, False or 'auto'")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UsageError(f"clip_norm={self.clip_norm!r}: it is a positive number or None")
+        if self.progress not in ("auto", "bar", "plain", "off"):
+            raise UsageError(f"progress={self.progress!r}: auto, bar, plain or off")
+        if self.resume and self.folder is None:
+            raise UsageError("resume=True needs folder=…, the run's folder, to resume from")
+        Every.parse(self.checkpoint_every)

@@ -1,0 +1,48 @@
+"""Signals that ask a run to stop: noted at once, obeyed when the step is done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+_WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """While entered, the first Ctrl-C or SIGTERM sets :attr:`received`; a second one acts at once.
+
+    Handlers can only be set in the main thread of the main interpreter; elsewhere (a notebook's
+    worker, a test's thread) nothing is watched and Python's own behaviour stays.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        self.received = None
+        if threading.current_thread() is threading.main_thread():
+            for number in _WATCHED:
+                # A signal that was ignored when we began (nohup) stays ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()  # the second signal does what it did before hasten came
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()

@@ -1,0 +1,144 @@
+"""Where a run's batches come from: on its device, and from any position of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from hasten.devices import move
+from hasten.errors import DataError
+from hasten.feed import Loader
+from hasten.train.seed import rng_state, set_rng_state
+
+
+class Source:
+    """One loader of a run: any iterable of batches; a :class:`hasten.Loader` does it best.
+
+    A hasten loader starts in the middle of an epoch without touching the samples before. Any
+    other iterable is read again up to there, from the random state that its epoch began with.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
+        self.loader = loader
+        self.device = device
+        self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None
+        self.batches_done = 0
+        self._rng_at_epoch: dict[str, Any] | None = None
+        self._resume: dict[str, Any] | None = None
+
+    @property
+    def batches(self) -> int | None:
+        """Batches of an epoch; None where the loader does not know."""
+        try:
+            return len(self.loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    @property
+    def plan(self) -> str:
+        """How samples become batches, in one line."""
+        if self.fed is not None:
+            return str(self.fed.plan)
+        return f"{type(self.loader).__name__}, as given"
+
+    @property
+    def copy_seconds(self) -> float:
+        """Time the feed itself has spent copying to the device within its ``next``, so far."""
+        return float(getattr(self.fed, "copy_seconds", 0.0))
+
+    def start(self, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch (counted from 0), from the position it was restored to."""
+        resume, self._resume = self._resume, None
+        skip = resume["batches"] if resume else 0
+        self.batches_done = skip
+        if self.fed is not None:
+            self.fed.set_epoch(epoch)
+            if resume:
+                self.fed.load_state_dict({**resume["loader"], "epoch": epoch, "batch": skip})
+            batches: Iterator[Any] = iter(self.fed)
+        else:
+            for shuffling in (self.loader, getattr(self.loader, "sampler", None)):
+                set_epoch = getattr(shuffling, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+            now = rng_state(self.device)
+            if resume and resume["rng"]:
+                set_rng_state(resume["rng"], self.device)
+            self._rng_at_epoch = rng_state(self.device)
+            batches = iter(self.loader)
+            for _ in range(skip):
+                next(batches, None)
+            if resume:
+                set_rng_state(now, self.device)  # where the run itself had got to
+        return batches
+
+    def onto_device(self, batch: Any) -> Any:
+        """The batch on the run's device: at once where the feed has put it there already."""
+        return batch if self.fed is not None else move(batch, self.device)
+
+    def state(self) -> dict[str, Any]:
+        """The position, for a checkpoint."""
+        return {
+            "batches": self.batches_done,
+            "loader": self.fed.state_dict() if self.fed is not None else {},
+            "rng": self._rng_at_epoch if self.fed is None and self.batches_done else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Make the next :meth:`start` begin where ``state`` was taken."""
+        self._resume = state if state["batches"] else None
+
+    def read_again(self, epoch: int, batch: int) -> Any | None:
+        """The batch at a position (counted from 0) of an epoch; None where it cannot be had."""
+        if self.fed is None:
+            return None
+        kept = self.fed.state_dict()
+        self.fed.load_state_dict({**kept, "epoch": epoch, "batch": batch})
+        batches = iter(self.fed)
+        try:
+            return next(batches, None)
+        finally:
+            close(batches)
+            self.fed.load_state_dict(kept)
+
+
+def close(batches: Iterator[Any] | None) -> None:
+    """End an iterator that may hold threads or processes."""
+    if batches is not None and hasattr(batches, "close"):
+        batches.close()
+
+
+def count(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, dict):
+        return max((count(item) for item in batch.values()), default=1)
+    if isinstance(batch, (tuple, list)) and batch:
+        return count(batch[0])
+    return len(batch) if hasattr(batch, "__len__") and not isinstance(batch, str) else 1
+
+
+_LABELS = ("labels", "label", "targets", "target")
+
+
+def split(batch: Any) -> tuple[Any, Any]:
+    """A batch as ``(data, labels)``.
+
+    A pair is that; of a longer tuple the last is the labels; of a dict the entry named so.
+
+    Raises:
+        DataError: there is nothing to be the labels.
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        return (batch[0], batch[1]) if len(batch) == 2 else (tuple(batch[:-1]), batch[-1])
+    if isinstance(batch, dict):
+        for name in _LABELS:
+            if name in batch:
+                return {k: v for k, v in batch.items() if k != name}, batch[name]
+    raise DataError(
+        f"a batch is a pair (data, labels), or a dict with 'labels'; this one is a"
+        f" {type(batch).__name__}: use hasten.Run with a loop of your own for other kinds"
+    )
