@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 from typing import TextIO
@@ -17,11 +18,17 @@ _LEAST_BAR = 8
 _MOST_BAR = 40
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would end the process here; a training goes on without its reader.
+        raise BrokenPipeError(errno.EPIPE, "the reader of the output went away")
+
+
 class Bar:
     """One line at the bottom of a terminal, redrawn when told to and never by itself."""
 
     def __init__(self, stream: TextIO, *, forced: bool = False) -> None:
-        self._console = Console(
+        self._console = _Console(
             file=stream, force_terminal=True if forced else None, force_jupyter=False
         )
         self._line = _Line()
