@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from hasten.devices import runtime
+from hasten.devices import advising, runtime
 from hasten.errors import DeviceUnavailable, UsageError
 
 VARIABLE = "HASTEN_DEVICE"
@@ -50,6 +50,10 @@ class Machine(Protocol):
         """Why the device cannot be used, or None."""
         ...
 
+    def mend(self, reason: str) -> str:
+        """What to do about a failed trial; may be empty."""
+        ...
+
     def advice(self) -> list[str]:
         """Accelerators in the machine that PyTorch cannot use, each with how to mend that."""
         ...
@@ -82,11 +86,13 @@ class Here:
             self.tried.add(device)
         return reason
 
+    def mend(self, reason: str) -> str:
+        """See ``Machine``."""
+        return advising.mend(reason)
+
     def advice(self) -> list[str]:
         """See ``Machine``."""
-        from hasten.devices.machine import advice
-
-        return advice()
+        return advising.advice()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +152,8 @@ def choose(
         return Choice(device=wanted)
     if reason := machine.trial(wanted):
         raise DeviceUnavailable(
-            f"{wanted} ({machine.name(wanted)}){source} is here but does not work: {reason}. "
-            f"{_others(machine, wanted)}"
+            f"{wanted} ({machine.name(wanted)}){source} is here but does not work: "
+            f"{_reason(machine, reason)}. {_others(machine, wanted)}"
         )
     return Choice(device=wanted)
 
@@ -160,7 +166,7 @@ def _best(machine: Machine) -> Choice:
             return Choice(device=candidate, notes=tuple(notes))
         notes.append(
             f"{candidate} ({machine.name(candidate)}) is passed over, since it cannot multiply "
-            f"two small matrices: {reason}"
+            f"two small matrices: {_reason(machine, reason)}"
         )
     notes += [f"using the CPU, although {line}" for line in machine.advice()]
     return Choice(device=torch.device("cpu"), notes=tuple(notes))
@@ -206,6 +212,11 @@ def _parse(spec: Spec, machine: Machine, source: str) -> torch.device:
     if index not in {found.index for found in here}:
         raise DeviceUnavailable(f"there is no {wanted}{source}. {_inventory(machine)}")
     return torch.device(kind, index)
+
+
+def _reason(machine: Machine, reason: str) -> str:
+    mending = machine.mend(reason)
+    return f"{reason} ({mending})" if mending else reason
 
 
 def _by_index(index: int, machine: Machine, source: str) -> torch.device:
