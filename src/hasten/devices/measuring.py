@@ -116,8 +116,8 @@ class _Measurement:
         found: list[MatmulRate] = []
         for size in SIZES:
             what = f"{name} matrices of {size}×{size}"
-            # Three products and the warm-up, at the rate of the size before.
-            expected = 4 * found[-1].seconds * (size / found[-1].size) ** 3 if found else 0.0
+            # The warm-up, one timed product, and two for a median.
+            expected = 4 * found[-1].seconds * _growth(found) if found else 0.0
             if self.clock() + expected > until:
                 self.left_out.append(f"{what} and larger: no time left")
                 break
@@ -264,14 +264,15 @@ class _Measurement:
 
     def seconds(self, call: Callable[[], object], until: float) -> float:
         """Median seconds of one call among many that are queued."""
-        for _ in range(2):  # the first call compiles, chooses algorithms and allocates
-            before = self.clock()
-            call()
-            runtime.synchronize(self.device)
-            once = self.clock() - before
-            if self.clock() > until:
-                return _positive(once)
-        calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / _positive(once)))
+        call()  # the first one compiles, chooses algorithms and allocates
+        runtime.synchronize(self.device)
+        before = self.clock()
+        call()
+        runtime.synchronize(self.device)
+        once = _positive(self.clock() - before)
+        if self.clock() > until:
+            return once
+        calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / once))
         samples: list[float] = []
         while len(samples) < SAMPLES and not (samples and self.clock() > until):
             before = self.clock()
@@ -284,6 +285,17 @@ class _Measurement:
     def has_room(self, needed_bytes: int) -> bool:
         memory = runtime.memory(self.device)
         return memory is None or needed_bytes < memory.free_bytes / 2
+
+
+def _growth(found: list[MatmulRate]) -> float:
+    """How much longer than the last product the next larger one will take, from 2 to 8 times.
+
+    Eight times the work takes eight times as long only where work is what takes the time: small
+    products take about the same, whatever their size.
+    """
+    if len(found) < 2:
+        return 2.0
+    return min(8.0, max(2.0, found[-1].seconds / found[-2].seconds))
 
 
 def _positive(seconds: float) -> float:

@@ -139,17 +139,16 @@ def _beats(rates: Rates, compared: list[MatmulRate]) -> str:
 
 
 def _dtype_gains(rates: Rates) -> list[str]:
-    full = rates.best("float32")
-    if full is None:
-        return []
+    """Each dtype against float32, at the largest size that both were measured at."""
+    full = {rate.size: rate for rate in rates.matmul if rate.dtype == "float32"}
     gains = []
     for dtype in rates.dtypes():
-        rate = rates.best(dtype)
-        if rate is not None and dtype != "float32":
-            gains.append(f"{dtype} {rate.tflop_per_s / full.tflop_per_s:.2g}×")
-    return (
-        [f"Matrix products against float32 on {rates.device}: {', '.join(gains)}."] if gains else []
-    )
+        same = [rate for rate in rates.matmul if rate.dtype == dtype and rate.size in full]
+        if same and dtype != "float32":
+            largest = max(same, key=lambda rate: rate.size)
+            gain = full[largest.size].seconds / largest.seconds
+            gains.append(f"{dtype} {gain:.2g}× at {largest.size}")
+    return [f"Speed against float32 on {rates.device}: {', '.join(gains)}."] if gains else []
 
 
 def _transfer_advice(rates: Rates) -> list[str]:
