@@ -91,6 +91,12 @@ def leftovers(parent: Path) -> list[tuple[Path, str, Kind]]:
     return found
 
 
+def meant_for(path: Path) -> str | None:
+    """The name that a leftover was to have, or had; None when ``path`` is no leftover."""
+    match = _LEFTOVER.fullmatch(path.name)
+    return match["name"] if match else None
+
+
 def clean(parent: Path, *, clock: Callable[[], float] = time.time) -> list[Path]:
     """Put back or remove what dead writers left in ``parent``; what cannot be removed stays.
 

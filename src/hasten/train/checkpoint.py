@@ -203,11 +203,12 @@ def best(folder: str | Path) -> Path | None:
     name = _best_name(folder)
     if name is None:
         return None
-    if not (folder / name / manifest.NAME).is_file():
-        raise CheckpointError(
-            f"{folder / BEST} names {name}, which is not there; remove {BEST} to use the newest"
-        )
-    return folder / name
+    for path, _ in _candidates(folder):
+        if path.name == name or atomic.meant_for(path) == name:
+            return path
+    raise CheckpointError(
+        f"{folder / BEST} names {name}, which is not there; remove {BEST} to use the newest"
+    )
 
 
 def find(path: str | Path, which: Literal["newest", "best"] = "newest") -> Path:

@@ -15,9 +15,8 @@ from hasten.errors import CheckpointError
 
 _SCALARS = (bool, int, float, str, type(None))
 _MAPPINGS = (dict, OrderedDict, Counter)
-_FORBIDDEN = re.compile(
-    r"(?:Unsupported (?:global|class|operand)|GLOBAL|class) ?:? ?(?:GLOBAL )?([\w.]+\.\w+)"
-)
+_FORBIDDEN = re.compile(r"GLOBAL (\S+)")
+_REASON = re.compile(r"WeightsUnpickler error:\s*(.+)")
 
 
 def to_host(value: Any, path: str, memo: dict[Any, torch.Tensor] | None = None) -> Any:
@@ -173,9 +172,10 @@ def _refusal(name: str, error: pickle.UnpicklingError) -> CheckpointError:
             "never runs code from a checkpoint. If you trust where it comes from, load it with "
             "torch yourself and save only model.state_dict()"
         )
+    reason = _REASON.search(text)
     return CheckpointError(
         f"{name} is refused: it is no plain dictionary of tensors, or is altered "
-        f"({_first_line(error)})"
+        f"({reason[1] if reason else _first_line(error)})"
     )
 
 
