@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import sys
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -32,11 +33,21 @@ class Bar:
             file=stream, force_terminal=True if forced else None, force_jupyter=False
         )
         self._line = _Line()
-        self._live = Live(self._line, console=self._console, auto_refresh=False, transient=True)
+        self._open = False
+        # What others print goes above the line, except into a pipe or a file: machines read those.
+        self._live = Live(
+            self._line,
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
+        )
 
     def open(self) -> None:
         """Take over the terminal's last line."""
         self._live.start()
+        self._open = True
 
     def show(self, state: EpochState) -> None:
         """Draw the state."""
@@ -60,7 +71,8 @@ class Bar:
     def abandon(self) -> None:
         """Put the standard streams back without writing: nobody reads any more."""
         self._console.file = io.StringIO()
-        self._live.stop()
+        if self._open:
+            self._live.stop()
 
 
 class _Line:

@@ -85,7 +85,7 @@ class StepSummary:
         """
         if self.device is None or not (whole := sum(self.device.values())):
             return {name: phase.total_s for name, phase in self.phases.items()}
-        return {name: self.seconds * value / whole for name, value in self.device.items()}
+        return {name: self.seconds * self.device.get(name, 0.0) / whole for name in PHASES}
 
     @property
     def wait_share(self) -> float:

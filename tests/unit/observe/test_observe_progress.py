@@ -204,6 +204,20 @@ def test_what_the_stream_cannot_show_is_escaped():
     assert raw.getvalue() == b"skipped \\xe9\\u65e5.jpg\\x1b[31m\\x07 end\n\tnext\n"
 
 
+def test_what_others_print_goes_above_the_bar_but_a_pipe_is_left_alone(
+    wide_terminal: None, monkeypatch: pytest.MonkeyPatch
+):
+    terminal, pipe = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress(terminal) as progress:
+        progress.epoch(1, 1, 10)
+        print('{"result": 1}')
+        print("a warning", file=sys.stderr)
+    assert pipe.getvalue() == '{"result": 1}\n'
+    assert "\r\x1b[2Ka warning\n" in terminal.getvalue()
+
+
 def test_markup_in_names_is_text(wide_terminal: None):
     stream = Terminal()
     with Progress(stream) as progress:

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hasten.observe.timeline import PHASES, PhaseTime, StepSummary
+from hasten.observe.verdict import Verdict, judge, render
+
+
+def summary(
+    steps: int = 100,
+    seconds: float = 10.0,
+    device: dict[str, float] | None = None,
+    behind: float | None = None,
+    **spent: float,
+) -> StepSummary:
+    return StepSummary(
+        steps=steps,
+        samples=64 * steps,
+        seconds=seconds,
+        phases={
+            name: PhaseTime(
+                median_s=spent.get(name, 0.0) / max(steps, 1), total_s=spent.get(name, 0)
+            )
+            for name in PHASES
+        },
+        device=device,
+        device_steps=12 if device else 0,
+        device_behind=behind,
+    )
+
+
+def test_waiting_is_named_with_its_share_and_amdahls_bound():
+    verdict = judge(
+        summary(wait=5.0, forward=2.0, backward=3.0), plan="inline - chosen by hand", device="CPU"
+    )
+    assert verdict.bound_by == "waiting for data"
+    assert verdict.share == 0.5
+    assert verdict.expected_gain == pytest.approx(2.0)
+    assert "num_workers='auto'" in verdict.advice
+    assert any("wait 50%" in line for line in verdict.evidence)
+    assert "feed: inline - chosen by hand" in verdict.evidence
+    assert "device: CPU" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("plan", "advice"),
+    [
+        ("threads - 4 workers", "add workers"),
+        ("processes - 4 workers", "add workers"),
+        ("gather - tensors in memory", "device_transform"),
+        ("resident - fits", "device_transform"),
+        (None, "hasten.Loader"),
+    ],
+)
+def test_advice_on_waiting_depends_on_the_plan(plan: str | None, advice: str):
+    assert advice in judge(summary(wait=8.0, forward=2.0), plan=plan).advice
+
+
+def test_copying_and_the_rest_are_named():
+    copying = judge(summary(copy=3.0, forward=7.0))
+    assert (copying.bound_by, copying.share) == ("copying", 0.3)
+    rest = judge(summary(other=4.0, forward=6.0))
+    assert rest.bound_by == "logging/other"
+    assert ".item()" in rest.advice
+
+
+def test_small_costs_leave_compute():
+    verdict = judge(
+        summary(wait=0.5, copy=0.5, forward=3.0, backward=5.0, optimizer=1.0), saturation=0.973
+    )
+    assert verdict.bound_by == "compute"
+    assert verdict.share == pytest.approx(0.9)
+    assert verdict.expected_gain == pytest.approx(1 / 0.55)
+    assert verdict.advice == "make the step cheaper: --precision auto"
+    assert "saturation 97%" in verdict.evidence
+
+
+def test_advice_on_compute_depends_on_precision_and_size():
+    busy = summary(forward=5.0, backward=5.0)
+    assert "--compile" in judge(busy, precision="bfloat16").advice
+    tiny = summary(seconds=0.05, forward=0.05)
+    assert "--batch-size 128" in judge(tiny, batch_size=64).advice
+
+
+def test_a_device_that_starves_for_launches_is_told_from_one_that_is_busy():
+    device = {"wait": 0.002, "copy": 0.0, "forward": 0.03, "backward": 0.06, "optimizer": 0.008}
+    launches = {"forward": 3.0, "backward": 5.0, "optimizer": 1.0}
+    starving = judge(summary(device=device, behind=0.05, **launches), batch_size=32)
+    assert starving.bound_by == "the host (launching work)"
+    assert starving.share == pytest.approx(0.9)
+    assert "--batch-size 64" in starving.advice
+    assert any("at the end of 5% of 12 sampled steps" in line for line in starving.evidence)
+    assert judge(summary(device=device, behind=0.95, **launches)).bound_by == "compute"
+    # A host that is idle most of the time cannot be what the device waits for.
+    assert judge(summary(device=device, behind=0.05, forward=0.5)).bound_by == "compute"
+
+
+def test_the_devices_clock_counts_where_there_is_one():
+    device = {"wait": 0.06, "copy": 0.0, "forward": 0.02, "backward": 0.02, "optimizer": 0.0}
+    verdict = judge(summary(device=device, behind=0.0, forward=9.0, wait=1.0))
+    assert verdict.bound_by == "waiting for data"
+    assert verdict.share == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_too_few_steps_say_so(steps: int):
+    verdict = judge(summary(steps=steps, wait=5.0))
+    assert verdict.bound_by == "too short to tell"
+    assert verdict.expected_gain == 1.0
+    assert render(verdict) == (
+        f"Verdict: too short to tell ({steps} steps were timed); "
+        "run at least 3 steps, better an epoch."
+    )
+
+
+def test_everything_waiting_has_a_finite_bound():
+    assert judge(summary(wait=10.0)).expected_gain == pytest.approx(100)
+
+
+def test_json_round_trip_and_its_errors():
+    verdict = judge(summary(wait=5.0, forward=5.0))
+    data = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
+    assert Verdict.from_json(data | {"new": 1}) == verdict
+    with pytest.raises(ValueError, match="'the moon'"):
+        Verdict.from_json(data | {"bound_by": "the moon"})
+    del data["advice"]
+    with pytest.raises(ValueError, match="'advice'"):
+        Verdict.from_json(data)
+
+
+def test_rendering():
+    verdict = Verdict(
+        bound_by="copying", share=0.25, evidence=("one", "two"), advice="copy less",
+        expected_gain=4 / 3,
+    )  # fmt: skip
+    assert render(verdict).splitlines() == [
+        "Verdict: bound by copying, 25% of the time.",
+        "  one",
+        "  two",
+        "  To change: copy less (at most 1.33x).",
+    ]
