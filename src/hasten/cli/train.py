@@ -1,0 +1,216 @@
+"""`hasten train`: train an image classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hasten.cli.output import people_stream, print_json
+from hasten.errors import UsageError
+
+Text = Annotated[str | None, typer.Option()]
+
+
+def train(
+    context: typer.Context,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="digits (the default), fashion-mnist, or a folder with one sub-folder a class."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Where Fashion-MNIST's files are or are downloaded to.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="small (the default), lesson, resnet18, resnet34, resnet50, timm:NAME,"
+            " torchvision:NAME, or path/to/file.py:factory."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [10]")] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(help="Images a step, or auto: what fits, the rest accumulated.  [128]"),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Highest learning rate.  [0.003; sgd: 0.09]")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw, adam or sgd.  [adamw]")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="[0.01]")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="onecycle, cosine or constant.  [onecycle]")
+    ] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="[0]")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Batches before each optimizer step.  [1]")
+    ] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Largest norm of the gradients.  [none]")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu …  [auto, or HASTEN_DEVICE]"),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [auto: measured]")
+    ] = None,
+    channels_last: Annotated[
+        str | None, typer.Option(help="auto, on or off.  [auto: measured]")
+    ] = None,
+    compile: Annotated[  # noqa: A002  (the option's name)
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the model.  [no]")
+    ] = None,
+    num_workers: Annotated[
+        str | None, typer.Option(help="Worker processes that load data, or auto.  [auto]")
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="How batches are made: auto, resident, gather, threads, processes, inline.  [auto]"
+        ),
+    ] = None,
+    augment: Annotated[str | None, typer.Option(help="auto, light or none.  [auto]")] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="Normalise images.  [yes]"),
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of the images in pixels.  [from the data]")
+    ] = None,
+    val_fraction: Annotated[
+        float | None, typer.Option(help="Share held out where data has no val part.  [0.2]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="[0]")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder.  [data-model-time]")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder that runs are made in.")] = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder, with its own settings."),
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(help="'500 steps', '10 min', '2 epochs' or 'never' within epochs.  [10 min]"),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Newest checkpoints kept, beside the best.  [2]")
+    ] = None,
+    log_every: Annotated[int | None, typer.Option(help="Batches between log points.  [50]")] = None,
+    progress: Annotated[str, typer.Option(help="auto, bar, plain or off.")] = "auto",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")
+    ] = False,
+) -> None:
+    """Train an image classifier on the best device there is.
+
+    Examples: `hasten train`, `hasten train fashion-mnist --epochs 3`,
+    `hasten train photos/ --model resnet18`, `hasten train --resume runs/NAME`.
+    """
+    from hasten.vision import recipe
+
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if value is not None and key in recipe.TrainSettings.__dataclass_fields__
+    }
+    for key in ("batch_size", "num_workers"):
+        if key in given:
+            given[key] = number_or_auto(given[key], "--" + key.replace("_", "-"))
+    stream = people_stream(json)
+    if resume is not None:
+        if name is not None:
+            raise UsageError("--name is for a new run; --resume goes on with the one it names")
+        folder, settings = resume, recipe.resumed(resume, given)
+    else:
+        settings = recipe.TrainSettings(**given)
+        folder = recipe.new_folder(runs, name, settings)
+    around = recipe.Surroundings(
+        folder=folder,
+        resume=resume is not None,
+        progress=progress,
+        stream=stream,
+        sinks=_sinks(folder, tensorboard),
+        say=lambda text: typer.echo(text, file=stream),
+    )
+    trained = recipe.train(settings, around)
+    report(trained, folder, stream)
+    if json:
+        print_json(as_json(trained, settings.model))
+
+
+def number_or_auto(text: Any, option: str) -> int | str:
+    """A whole number, or ``auto``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{option} is a whole number or auto, not {text!r}") from None
+
+
+def _sinks(folder: Path, tensorboard: bool) -> tuple[Any, ...]:
+    if not tensorboard:
+        return ()
+    from hasten.observe.tensorboard import TensorBoardSink
+
+    return (TensorBoardSink(folder / "tensorboard"),)
+
+
+def report(trained: Any, folder: Path, stream: Any) -> None:
+    """Tell a person what came of it."""
+    from hasten.observe.verdict import render
+
+    result = trained.result
+
+    def say(text: str) -> None:
+        typer.echo(text, file=stream)
+
+    if result.val_accuracy is not None:
+        say(f"Validation accuracy: {result.val_accuracy:.2%}")
+    if result.saturation is not None:
+        say(f"Saturation: {result.saturation:.0%} of the speed with data already on the device")
+    say(f"Feed: {result.feed}")
+    if result.verdict is not None:
+        say(render(result.verdict))
+    problems = trained.data.problems.summary()
+    if problems:
+        say(problems)
+    for line in trained.skipped[:5]:
+        say(f"Skipped sample {line}")
+    say(f"Run: {folder} (report.html, model.safetensors, checkpoints/)")
+
+
+def as_json(trained: Any, model: str) -> dict[str, Any]:
+    """The run for machines."""
+    result = trained.result
+    fields = ("epoch", "loss", "val_loss", "val_accuracy", "seconds", "images_per_s")
+    return {
+        "run": str(result.folder),
+        "device": str(result.device),
+        "model": model,
+        "epochs": len(result.history),
+        "history": [{name: getattr(e, name) for name in fields} for e in result.history],
+        "val_accuracy": result.val_accuracy,
+        "saturation": result.saturation,
+        "feed": result.feed,
+        "seconds": result.seconds,
+        "resumed_from": str(result.resumed_from) if result.resumed_from else None,
+        "precision": result.precision.to_json(),
+        "batch_size": trained.batch_size,
+        "verdict": result.verdict.to_json() if result.verdict else None,
+        "checkpoint": str(result.checkpoint) if result.checkpoint else None,
+        "report": str(result.report) if result.report else None,
+        "skipped": list(trained.data.problems.files()) + trained.skipped,
+    }
