@@ -16,7 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import hasten
 from hasten.errors import HastenError, UsageError
 from hasten.observe import confusion, svg
 from hasten.observe.progress import duration_text, rate_text
@@ -84,6 +83,7 @@ class ReportData:
     """Lines worth telling: files skipped, checkpoints passed over, what ``auto`` chose."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Package to version; that of ``hasten`` is also named at the page's foot."""
     command: str = ""
     """The exact command that makes this run again."""
     resume_command: str = ""
@@ -147,11 +147,12 @@ def render(data: ReportData) -> str:
     return page.render(
         d=data,
         css=Markup((home / "report.css").read_text(encoding="utf-8")),
-        hasten_version=hasten.__version__,
+        maker=f"hasten {data.versions.get('hasten', '')}".strip(),
         loss_chart=Markup(_loss_chart(data)),
         accuracy_chart=Markup(_accuracy_chart(data)),
         time_chart=Markup(_time_chart(data)),
         split=_split(data.epochs),
+        metrics=list(dict.fromkeys(name for e in data.epochs for name in e.metrics)),
         matrix=Markup(confusion.picture(matrix, names) if matrix else ""),
         per_class=confusion.per_class(matrix, names) if matrix else [],
         pairs=confusion.worst_pairs(matrix, names, 10) if matrix else [],

@@ -176,6 +176,7 @@ def test_hostile_names_are_text():
         {"epochs": [epoch(1, phases={}), epoch(2, phases={"wait": math.nan})]},
         {"epochs": [epoch(1, seconds=math.nan, images_per_s=math.inf)], "seconds": math.nan},
         {"epochs": [epoch(i) for i in range(1, 500)]},
+        {"epochs": [epoch(1), epoch(2, metrics={"top5": 0.5, "f1": math.nan})]},
         {"confusion": [[0, 0], [0, 0]]},
         {"saturation": math.nan, "val_accuracy": math.nan},
     ],
@@ -191,6 +192,14 @@ def test_the_least_data_makes_a_page():
     page = Page(render(ReportData(run="r", model="m", dataset="d", device="cpu")))
     assert "Details" in page.text
     assert "Do it again" not in page.text
+
+
+def test_figures_of_ones_own_have_a_column():
+    epochs = [epoch(1, metrics={HOSTILE: 0.125}), epoch(2, metrics={"top5": 0.75})]
+    text = Page(render(replace(FULL, epochs=epochs))).text
+    assert HOSTILE in text
+    assert "0.1250" in text
+    assert "0.7500" in text
 
 
 def test_an_interrupted_run_says_so():
