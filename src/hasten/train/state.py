@@ -25,13 +25,13 @@ from hasten.train.settings import RunSettings
 from hasten.train.spent import Spent
 
 if TYPE_CHECKING:
-    from hasten.train.run import Run
+    from hasten.train.keeping import Keeper
 
 # How an optimizer computes, not what it has learned: the device at hand decides, not the file.
 _OWN_WAYS = ("fused", "foreach", "capturable", "differentiable")
 
 
-def gather(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What a checkpoint holds: the first module's state, all else of training, and facts."""
     if not run.modules:
         raise UsageError("there is nothing to save: give the model to run.prepare(model, …)")
@@ -57,7 +57,7 @@ def gather(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     return weights.state_of(run.modules[0]), training, meta
 
 
-def apply(run: Run, saved: Saved) -> list[dict[str, Any]]:
+def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
     """Put a checkpoint's state into a run that prepared the same things.
 
     Returns:
@@ -135,7 +135,7 @@ def check_parameters(optimizer: Optimizer, modules: Sequence[nn.Module]) -> None
         )
 
 
-def describe(run: Run, epochs: int) -> dict[str, Any]:
+def describe(run: Keeper, epochs: int) -> dict[str, Any]:
     """All settings and versions of a run, as JSON, for ``config.json``."""
     skipped = ("stream", "sinks", "clock", "config")
     settings = {

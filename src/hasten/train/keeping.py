@@ -1,0 +1,309 @@
+"""What a run keeps: its state, its record, its checkpoints; the base of :class:`hasten.Run`."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hasten import devices
+from hasten.devices import runtime
+from hasten.errors import Interrupted, NonFiniteLoss
+from hasten.observe.progress import Progress, epoch_line
+from hasten.observe.records import EpochRecord, EventRecord, StepRecord
+from hasten.observe.timeline import Mark, StepSummary, Timeline
+from hasten.train import diagnose, precision
+from hasten.train import state as states
+from hasten.train.folder import RunFolder
+from hasten.train.meter import BadLoss, LossMeter
+from hasten.train.schedule import Every
+from hasten.train.seed import seed_everything
+from hasten.train.settings import RunSettings
+from hasten.train.signals import StopSignals
+from hasten.train.source import Source, close
+from hasten.train.spent import Spent
+
+
+class Keeper:
+    """The state of a run and all that happens around its loop's body.
+
+    It is apart from :class:`hasten.Run` so that the loop itself can be read on a screen.
+
+    Args:
+        settings: of the run.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.device = devices.device(settings.device)
+        precision.check(settings.precision, self.device)
+        self.precision = precision.by_rule(
+            settings.precision, self.device, channels_last=settings.channels_last is True
+        )
+        self.progress = Progress(settings.stream or sys.stdout, settings.progress)  # type: ignore[arg-type]
+        self.say(f"Using device: {self.device} ({runtime.name(self.device)})")
+        if settings.seed is not None:
+            seed_everything(settings.seed, self.device)
+        self.folder = Path(settings.folder) if settings.folder is not None else None
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[LRScheduler | ReduceLROnPlateau] = []
+        self.scaler = self.precision.scaler(self.device)
+        self.timeline = Timeline(self.device, settings.clock)
+        self.meter = LossMeter(self.device, settings.log_every)
+        self.epoch = 0
+        """Epochs finished."""
+        self.global_step = 0
+        """Optimizer steps done."""
+        self.history: list[EpochRecord] = []
+        self.best: tuple[float, int] | None = None
+        """The best value of what is watched, larger is better, and its step."""
+        self.resumed_from: Path | None = None
+        self.last_batch: Any = None
+        """The batch being trained on, or the last one that was."""
+        self.largest_batch: int | None = None
+        """Samples of the largest batch that went through a whole step."""
+        self.spent = Spent()
+        """What the present epoch has taken so far."""
+        self.sources: list[Source] = []
+        """The loaders trained on, in the order in which they were first used."""
+        self._source: Source | None = None
+        self._mark: Mark | None = None
+        self._peeked: Iterator[Any] | None = None
+        self._samples = 0
+        self._pending = 0  # batches whose gradients wait for the optimizer
+        self._stepped = False
+        self._signals = StopSignals()
+        self._every = Every.parse(settings.checkpoint_every)
+        self._writer: RunFolder | None = None
+        self._metrics: dict[str, float] = {}
+        self._in_restored_epoch = False
+        self._began_s = self._saved_s = settings.clock()
+        self._saved_step = 0
+        self._save_at_step: float = self._every.steps or math.inf
+        self._resumed_sources: list[dict[str, Any]] = []
+        self.planned_epochs = 0
+        self.last_summary: StepSummary | None = None
+        """Where the time of the last stretch of steps went."""
+        self.full_batch: Any = None
+        """The first batch of the last epoch: one of full size."""
+        self._next_look_s = 0.0
+        self._looked = (0, 0.0, 0.0)  # batches done, seconds waited and in all, at the last look
+
+    def say(self, text: str) -> None:
+        """Print a line for people, above the progress bar where there is one."""
+        self.progress.say(text)
+
+    def set_precision(self, chosen: precision.Precision) -> None:
+        """Compute at this precision from now on."""
+        if chosen.channels_last != self.precision.channels_last:
+            for module in self.modules:
+                precision.set_layout(module, chosen.channels_last)
+        self.precision = chosen
+        self.scaler = chosen.scaler(self.device)
+
+    def log(self, **values: float) -> None:
+        """Give the present epoch's record and line figures of one's own.
+
+        ``val_loss`` and ``val_accuracy`` (0 to 1) have their places; the best checkpoint is the
+        one with the highest ``val_accuracy``, or else the lowest ``val_loss``, or else the lowest
+        training loss.
+        """
+        self._metrics.update({name: float(value) for name, value in values.items()})
+
+    @property
+    def began(self) -> bool:
+        """Whether training has begun: whether there is something to report."""
+        return bool(self.global_step or self.history)
+
+    @property
+    def feed(self) -> str:
+        """How samples became batches in the loader trained on first, in one line."""
+        return self.sources[0].plan if self.sources else "none"
+
+    def watched(self) -> float:
+        """What tells whether an epoch did well, lower is better: its validation loss if logged."""
+        return self._metrics.get("val_loss", self.meter.mean)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the first optimizer's first parameter group; None without an optimizer."""
+        if not self.optimizers:
+            return None
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @contextmanager
+    def session(self, total: int) -> Iterator[None]:
+        """Open the folder, resume, show progress and heed signals; :meth:`epochs` enters it."""
+        self.planned_epochs = total
+        with ExitStack() as stack:
+            if self.folder is not None:
+                self._writer = stack.enter_context(RunFolder(self.folder, self.settings))
+                self._resume(self._writer)
+                self._writer.write_config(states.describe(self, total))
+            stack.callback(self._release)
+            stack.enter_context(self.progress)
+            stack.enter_context(self._signals)
+            self._began_s = self._saved_s = self.settings.clock()
+            yield
+
+    def begin_epoch(self) -> None:
+        """Begin the epoch, or the rest of one that was resumed in its middle."""
+        self._metrics = {}
+        if not self._in_restored_epoch:
+            self.spent = Spent()
+            self.meter.reset()
+        self._in_restored_epoch = False
+        runtime.reset_peak(self.device)
+
+    def end_epoch(self, total: int) -> None:
+        """Record the epoch, print its line, save."""
+        self._check_loss()
+        metrics = dict(self._metrics)
+        record = EpochRecord(
+            epoch=self.epoch + 1,
+            step=self.global_step,
+            loss=self.meter.mean,
+            val_loss=metrics.pop("val_loss", None),
+            val_accuracy=metrics.pop("val_accuracy", None),
+            seconds=self.spent.seconds,
+            images_per_s=self.spent.samples / self.spent.seconds if self.spent.seconds else 0.0,
+            phases=dict(self.spent.phases),
+            learning_rate=self.learning_rate or 0.0,
+            peak_memory_bytes=runtime.peak_bytes(self.device),
+            metrics=metrics,
+        )
+        self.epoch += 1
+        self.history.append(record)
+        self._emit(record)
+        self.say(epoch_line(record, total))
+        for source in self.sources:
+            source.batches_done = 0
+        best = self._note_best(record)
+        every = self._every.epochs or 1
+        if best or self.epoch % every == 0 or self.epoch == total:
+            self.save(best=best)
+        if self._signals.received is not None and self.epoch < total:
+            self._stop()
+
+    def save(self, *, best: bool = False) -> Path | None:
+        """Save a checkpoint now; call it between steps.
+
+        Args:
+            best: mark it as the best so far.
+
+        Returns:
+            Its folder; None for a run without one.
+
+        Raises:
+            NonFiniteLoss: the loss became NaN or infinite; nothing is saved.
+            CheckpointError: it cannot be written; earlier ones are as they were.
+        """
+        if self._writer is None:
+            return None
+        self._check_loss()
+        self.spent = self._spent_by_now()
+        path = self._writer.save(*states.gather(self), best=best)
+        self._saved_step, self._saved_s = self.global_step, self.settings.clock()
+        self._save_at_step = self.global_step + (self._every.steps or math.inf)
+        return path
+
+    def _log_point(self, source: Source) -> None:
+        self._check_loss()
+        summary = self.timeline.summary()
+        self._emit(
+            StepRecord(
+                epoch=self.epoch + 1,
+                step=self.global_step,
+                batch=source.batches_done,
+                loss=self.meter.recent(),
+                learning_rate=self.learning_rate or 0.0,
+                images_per_s=summary.samples_per_s,
+                seconds=self.settings.clock() - self._began_s,
+                phases={name: phase.median_s for name, phase in summary.phases.items()},
+            )
+        )
+
+    def _stop(self) -> None:
+        number = self._signals.received or signal.SIGINT
+        path = self.save()
+        text = f"stopped by {signal.Signals(number).name} after step {self.global_step}"
+        if path is None:
+            text += "; nothing was saved, for the run has no folder"
+        else:
+            hint = (
+                self.settings.resume_hint or f"hasten.Run(folder={str(self.folder)!r}, resume=True)"
+            )
+            text += f"; saved {path}\nResume with: {hint}"
+        raise Interrupted(text, number)
+
+    def _resume(self, writer: RunFolder) -> None:
+        saved = writer.newest(say=self.say)
+        if saved is None:
+            return
+        self._resumed_sources = states.apply(self, saved)
+        self.resumed_from = saved.path
+        self._in_restored_epoch = self.spent.samples > 0
+        self._saved_step = self.global_step
+        self._save_at_step = self.global_step + (self._every.steps or math.inf)
+        writer.log.truncate_after(self.global_step)
+        where = f"epoch {self.epoch + 1}, step {self.global_step}"
+        self.say(f"Resumed from {saved.path} ({where})")
+        self._emit(EventRecord(name="resumed", message=str(saved.path), step=self.global_step))
+
+    def _emit(self, record: StepRecord | EpochRecord | EventRecord) -> None:
+        if self._writer is not None:
+            self._writer.log.append(record)
+        for sink in self.settings.sinks:
+            sink.write(record)
+
+    def _check_loss(self) -> None:
+        bad = self.meter.flush()
+        if bad is not None:
+            raise self._bad_loss(bad)
+
+    def _bad_loss(self, bad: BadLoss) -> NonFiniteLoss:
+        source = self._source
+        batch = self.last_batch
+        if bad.batches_ago and source is not None:
+            batch = source.read_again(self.epoch, source.batches_done - 1 - bad.batches_ago)
+        newest = self._writer.last_saved if self._writer is not None else None
+        return diagnose.non_finite_loss(
+            bad.value,
+            epoch=self.epoch + 1,
+            step=self.global_step + 1 - bad.batches_ago // self.settings.accumulate,
+            learning_rate=self.learning_rate,
+            batch=batch,
+            last_good=str(newest) if newest else None,
+        )
+
+    def _note_best(self, record: EpochRecord) -> bool:
+        if record.val_accuracy is not None:
+            value = record.val_accuracy
+        else:
+            value = -(record.loss if record.val_loss is None else record.val_loss)
+        if self.best is not None and not value > self.best[0]:
+            return False
+        self.best = (value, self.global_step)
+        return True
+
+    def _spent_by_now(self) -> Spent:
+        if self._mark is None:
+            return self.spent
+        self.last_summary = summary = self.timeline.summary(self._mark)
+        self._mark = self.timeline.mark()
+        return self.spent.plus(summary)
+
+    def _release(self) -> None:
+        close(self._peeked)
+        self._peeked = self._writer = None
+        for sink in self.settings.sinks:
+            sink.close()
