@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from hasten.feed.place import Ahead, tensors
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Maker, pinned
 from hasten.feed.sources import Gather, Inline, Item, OnDevice, Source, Stream
+from hasten.feed.threads import Threads
 from hasten.feed.workers import Processes
 
 _log = logging.getLogger("hasten.feed")
@@ -68,6 +70,7 @@ class Loader:
         seed: int = 0,
         device_transform: Callable[[Any, SampleRandom], Any] | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Takes what `torch.utils.data.DataLoader` takes, in the same places, and these:
 
@@ -78,6 +81,7 @@ class Loader:
             seed: of the order and of all randomness in samples; 64 bits.
             device_transform: (batch, SampleRandom) -> batch, on the device after the copy.
             on_error: "raise", or "skip" to leave out samples that raise, counting them.
+            clock: what plans are measured with, in seconds.
 
         Raises:
             UsageError: options that contradict each other, or a plan that cannot be.
@@ -107,6 +111,7 @@ class Loader:
         )
         self.skipped: list[tuple[Any, str]] = []
         self.skipped_count = 0
+        self._clock = clock
         self._order = _order(self._options)
         self._maker = Maker(
             dataset,
@@ -228,7 +233,7 @@ class Loader:
                 if not self._options.iterable and self._options.batched:
                     self._table = tables.recognise(self._options.dataset, self._options.collate_fn)
                 self._recognised = True
-            plan = choose(self._options, self._table, self._maker, device)
+            plan = choose(self._options, self._table, self._maker, device, clock=self._clock)
             found = self._feeds[device] = _Feed(plan, self._source(plan, device))
             _log.info("feed: %s", plan)
         return found
@@ -248,7 +253,9 @@ class Loader:
         if plan.name == "resident" and table is not None and device is not None:
             return OnDevice(table, order, device)
         if plan.name == "gather" and table is not None:
-            return Gather(table, order)
+            return Gather(table, order, pin=plan.pinned, clock=self._clock)
+        if plan.name == "threads":
+            return Threads(self._maker, plan, order, self._skip)
         return Inline(self._maker, order, self._skip)
 
     def _skip(self, index: Any, message: str) -> None:

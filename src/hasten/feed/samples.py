@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import ConcatDataset, Subset, default_collate, default_convert
@@ -14,6 +14,7 @@ from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.keys import COLLATE, mix, sample_key
 
+_T = TypeVar("_T")
 Fetch = Callable[[int, int], Any]
 
 
@@ -134,32 +135,49 @@ class Maker:
         Raises:
             DataError: a sample or the collate function failed; the cause is chained.
         """
-        listed = indices.tolist() if hasattr(indices, "tolist") else indices
-        listed = list(listed) if self.batched else [listed]
-        if self.fetch is not None and self.default_collate:
-            return self._attempt(epoch, number, listed)
+        listed = self.listed(indices)
+        if self.fetch is not None:
+            return self._make(epoch, number, listed, self.collate)
+        return self._guarded(lambda: self._make(epoch, number, listed, self._collate))
+
+    def listed(self, indices: Any) -> list[Any]:
+        """The indices of a batch as a list of what the data set is given."""
+        if not self.batched:
+            return [indices]
+        return list(indices.tolist() if hasattr(indices, "tolist") else indices)
+
+    def collate(self, epoch: int, number: int, samples: list[Any], indices: list[Any]) -> Any:
+        """The samples as one batch; a collate_fn may draw from the global generators.
+
+        Raises:
+            DataError: they do not go together; names the first that differs.
+        """
+        if self.default_collate:
+            return self._collate(epoch, number, samples, indices)
+        return self._guarded(lambda: self._collate(epoch, number, samples, indices))
+
+    def _guarded(self, work: Callable[[], _T]) -> _T:
         while True:
             before = randomness.save()
             moved = frozenset[str]()
             try:
-                made = self._attempt(epoch, number, listed)
+                result = work()
             finally:
                 moved = randomness.touched(before)
                 randomness.restore(before, moved)
             if moved <= self.uses:
-                return made
+                return result
             self.uses |= moved
 
-    def _attempt(self, epoch: int, number: int, indices: list[Any]) -> Made:
+    def _make(
+        self, epoch: int, number: int, indices: list[Any], collate: Callable[..., Any]
+    ) -> Made:
         made = Made(number)
         samples, kept = self._samples(epoch, indices, made)
         if made.skipped:
             made.kept = kept
-        if made.empty:
-            return made
-        if self.uses:
-            randomness.seed(mix(self.seed, epoch, number, COLLATE), self.uses)
-        made.batch = self.collate(samples, kept)
+        if not made.empty:
+            made.batch = collate(epoch, number, samples, kept)
         return made
 
     def _samples(self, epoch: int, indices: list[Any], made: Made) -> tuple[list[Any], list[Any]]:
@@ -174,15 +192,23 @@ class Maker:
         for index in indices:
             try:
                 sample = self.sample(epoch, index)
-            except Exception as error:
-                message = self.failure(index, error)
-                if not (self.skip_errors or getattr(error, "skip", False)):
-                    raise DataError(message) from error
-                made.skipped.append((index, message))
+            except Exception as error:  # noqa: BLE001 - raised or noted, with its index
+                made.skipped.append((index, self.skip(index, error)))
             else:
                 samples.append(sample)
                 kept.append(index)
         return samples, kept
+
+    def skip(self, index: Any, error: Exception) -> str:
+        """What to note of a sample that raised, if it is to be skipped.
+
+        Raises:
+            DataError: it is not; the message names the sample, and where it comes from.
+        """
+        message = self._failure(index, error)
+        if self.skip_errors or getattr(error, "skip", False):
+            return message
+        raise DataError(message) from error
 
     def sample(self, epoch: int, index: Any) -> Any:
         """One sample, with its own randomness."""
@@ -195,8 +221,7 @@ class Maker:
             return self._many([index])[0]
         return self.dataset[index]
 
-    def failure(self, index: Any, error: Exception) -> str:
-        """What to say of a sample that raised."""
+    def _failure(self, index: Any, error: Exception) -> str:
         try:
             where = describe(self.dataset, index)
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
@@ -212,12 +237,9 @@ class Maker:
         frame = _last_frame(error)
         return text + (f" (at {frame})" if frame else "")
 
-    def collate(self, samples: list[Any], indices: Sequence[Any]) -> Any:
-        """The samples as one batch.
-
-        Raises:
-            DataError: they do not go together; names the first that differs.
-        """
+    def _collate(self, epoch: int, number: int, samples: list[Any], indices: list[Any]) -> Any:
+        if self.uses:
+            randomness.seed(mix(self.seed, epoch, number, COLLATE), self.uses)
         try:
             return self._collate_fn(samples if self.batched else samples[0])
         except Exception as error:

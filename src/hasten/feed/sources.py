@@ -12,13 +12,18 @@ from torch.utils.data import default_collate, default_convert
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.keys import WORKERS, mix
+from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
 from hasten.feed.samples import Maker
 from hasten.feed.tables import Resident, Table
 
 Item = tuple[int, Any, Any]
 """(number of the batch in its epoch from 0, the batch, its indices or None for a stream)."""
+
+Clock = Callable[[], float]
+
+_LARGE_BYTES = 1 << 18
+_SLOWER = 2.0  # a copy by several threads that takes so much longer than by one has waited
 
 Report = Callable[[Any, str], None]
 """Called with (index, message) for each skipped sample."""
@@ -37,22 +42,51 @@ class Source(Protocol):
 class Gather:
     """One indexed copy a column, made by the thread that asks, into fresh memory.
 
-    No hand-over to another thread: it costs more than the copy. The copy runs in PyTorch's own
-    thread pool of the asking thread, which the training step uses too.
+    No hand-over to another thread: it costs more than the copy. Nor do PyTorch's threads make
+    it, unless batches are large: when another thread wants their core, one of them waits for a
+    time slice (some ms) at each of a thousand copies. So a large batch is copied by them only
+    as long as that is seen to be faster.
     """
 
-    def __init__(self, table: Table, order: Order) -> None:
+    def __init__(self, table: Table, order: Order, *, pin: bool, clock: Clock) -> None:
         self._table = table
         self._order = order
+        self._pin = pin
+        self._clock = clock
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        take, number = self._table.take, first
-        for indices in self._order.batches(epoch, first):
-            if type(indices) is not np.ndarray:
-                indices = _as_rows(indices, self._table.rows)
+        take = self._table.take
+        numbered = enumerate(self._rows(epoch, first), first)
+        if self._pin:
+            for number, indices in numbered:
+                yield number, take(indices, pin=True), indices
+            return
+        yield from self._large(numbered)
+        for number, indices in numbered:
             yield number, take(indices), indices
-            number += 1
+
+    def _rows(self, epoch: int, first: int) -> Iterator[Indices]:
+        if isinstance(self._order, OwnOrder):
+            return self._order.batches(epoch, first)
+        rows = self._table.rows
+        return (_as_rows(indices, rows) for indices in self._order.batches(epoch, first))
+
+    def _large(self, numbered: Iterator[tuple[int, Indices]]) -> Generator[Item, None, None]:
+        """Batches copied in parallel, until that turns out slower than one thread."""
+        table, clock = self._table, self._clock
+        if not table.one_part or torch.get_num_threads() == 1:
+            return
+        alone_s = 0.0
+        for number, indices in numbered:
+            large = len(indices) * table.row_bytes >= _LARGE_BYTES
+            begin = clock()
+            batch = table.take_in_parallel(indices) if large and alone_s else table.take(indices)
+            took_s = clock() - begin
+            yield number, batch, indices
+            if not large or (alone_s and took_s > _SLOWER * alone_s):
+                return
+            alone_s = alone_s or took_s
 
     def close(self) -> None:
         """See `Source`."""
@@ -173,7 +207,7 @@ class Stream:
         """See `Source`."""
 
 
-def _as_rows(indices: Any, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _as_rows(indices: Any, rows: int) -> Indices:
     """What a sampler gave, as row numbers; negative ones count from the end, as in the tensors."""
     found = np.asarray(indices, dtype=np.int64)
     if found.ndim != 1:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
+from hasten.feed.buffers import Array, array, tensor_of
 from hasten.feed.keys import Indices
 
 
@@ -24,6 +25,7 @@ class Table:
         """`order`: int64 [rows], row numbers over all parts one after the other; None for all."""
         self._parts = parts
         self._order = order
+        self._arrays = [[array(c) if c.is_contiguous() else None for c in part] for part in parts]
         self._starts = np.cumsum([0] + [len(part[0]) for part in parts])
         self.rows = int(self._starts[-1]) if order is None else len(order)
         self.row_bytes = sum(t[:1].numel() * t.element_size() for t in parts[0])
@@ -33,21 +35,42 @@ class Table:
         """Bytes of all the tensors below, whether their rows are used or not."""
         return sum(t.numel() * t.element_size() for part in self._parts for t in part)
 
-    def take(self, indices: Indices) -> list[torch.Tensor]:
-        """The samples at int64 [B] indices: a [B, …] tensor of each column, in fresh memory."""
+    def take(self, indices: Indices, *, pin: bool = False) -> list[torch.Tensor]:
+        """The samples at int64 [B] indices: a [B, …] tensor of each column, in fresh memory.
+
+        One thread copies them. (`take_in_parallel` is faster while cores are free.)
+
+        Args:
+            indices: from 0 to rows - 1.
+            pin: into page-locked memory.
+        """
         if self._order is not None:
             indices = self._order[indices]
         if len(self._parts) == 1:
-            index = torch.from_numpy(indices)
-            return [column.index_select(0, index) for column in self._parts[0]]
+            columns = zip(self._parts[0], self._arrays[0], strict=True)
+            return [_rows(column, values, indices, pin) for column, values in columns]
         part_of = np.searchsorted(self._starts, indices, side="right") - 1
-        batch = [c.new_empty((len(indices), *c.shape[1:])) for c in self._parts[0]]
+        batch = [
+            torch.empty((len(indices), *c.shape[1:]), dtype=c.dtype, pin_memory=pin)
+            for c in self._parts[0]
+        ]
         for number in np.unique(part_of):
             places = np.flatnonzero(part_of == number)
-            rows = torch.from_numpy(indices[places] - self._starts[number])
-            for target, column in zip(batch, self._parts[number], strict=True):
-                target[torch.from_numpy(places)] = column.index_select(0, rows)
+            rows = indices[places] - self._starts[number]
+            columns = zip(self._parts[number], self._arrays[number], strict=True)
+            for target, (column, values) in zip(batch, columns, strict=True):
+                array(target)[places] = array(_rows(column, values, rows, False))
         return batch
+
+    @property
+    def one_part(self) -> bool:
+        """All rows lie in one set of tensors."""
+        return len(self._parts) == 1
+
+    def take_in_parallel(self, indices: Indices) -> list[torch.Tensor]:
+        """What `take` gives, copied by PyTorch's threads; for a table of one part."""
+        index = torch.from_numpy(indices if self._order is None else self._order[indices])
+        return [column.index_select(0, index) for column in self._parts[0]]
 
     def versions(self) -> list[tuple[int, int]]:
         """Where the tensors are and how often they were written to: changes when they change."""
@@ -101,6 +124,17 @@ def recognise(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> Table | 
     expected = default_collate([dataset[index] for index in trial])
     found = table.take(np.array(trial, dtype=np.int64))
     return table if all(map(_identical, expected, found)) else None
+
+
+def _rows(column: torch.Tensor, values: Array | None, rows: Indices, pin: bool) -> torch.Tensor:
+    if values is None:  # numpy would copy the whole column first, as it has gaps
+        taken = column.index_select(0, torch.from_numpy(rows))
+        return taken.pin_memory() if pin else taken
+    if not pin:
+        return tensor_of(values.take(rows, 0), column.dtype)
+    target = torch.empty((len(rows), *column.shape[1:]), dtype=column.dtype, pin_memory=True)
+    values.take(rows, 0, out=array(target), mode="clip")  # "raise" would go through a copy
+    return target
 
 
 def _flatten(dataset: Any) -> tuple[list[list[torch.Tensor]], Indices | None]:

@@ -1,0 +1,278 @@
+"""Batches from a pool of threads: samples whose work releases the interpreter lock, as decoding."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import torch
+
+from hasten.feed.buffers import Ring, array
+from hasten.feed.order import Order
+from hasten.feed.plan import Plan
+from hasten.feed.samples import Maker
+from hasten.feed.sources import Item, Report
+
+Kind = tuple[torch.Size, torch.dtype] | None
+"""Of one part of a sample: shape and type if it is a tensor, None if it is anything else."""
+
+_RING_BATCHES = 4  # kept for use again beyond those ahead of the loop: it may hold some itself
+
+
+class Threads:
+    """The plan `threads`: each thread makes a sample and writes it into the batch's memory.
+
+    Batches come in order. Ahead of the loop are at most `plan.prefetch_batches`, and
+    `plan.prefetch_bytes` once the size of a batch is known.
+    """
+
+    def __init__(self, maker: Maker, plan: Plan, order: Order, report: Report) -> None:
+        self._maker = maker
+        self._plan = plan
+        self._order = order
+        self._report = report
+        self._batch_bytes = 0
+        self._memory = _Memory(plan)
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """See `Source`."""
+        numbered = enumerate(self._order.batches(epoch, first), first)
+        jobs: deque[_Job] = deque()
+        with _Pool(self._plan.workers) as pool:
+            while True:
+                while not jobs or len(jobs) <= self._ahead():
+                    number, indices = next(numbered, (-1, None))
+                    if number < 0:
+                        break
+                    listed = self._maker.listed(indices)
+                    jobs.append(_Job(self._maker, self._memory, epoch, number, listed))
+                    pool.add(jobs[-1])
+                if not jobs:
+                    return
+                job = jobs.popleft()
+                pool.wait(job)
+                item = self._item(job)
+                self._batch_bytes = job.bytes
+                del job
+                if item is not None:
+                    yield item
+                    del item  # else its memory could not be used for the next batch
+
+    def _ahead(self) -> int:
+        by_bytes = self._plan.prefetch_bytes // max(1, self._batch_bytes)
+        return max(1, min(self._plan.prefetch_batches, by_bytes))
+
+    def _item(self, job: _Job) -> Item | None:
+        for place, error in sorted(job.errors.items()):
+            if not isinstance(error, Exception):
+                raise error
+            index = job.indices[place]
+            self._report(index, self._maker.skip(index, error))
+        places = [place for place in range(len(job.indices)) if place not in job.errors]
+        if not places:
+            return None
+        kept = [job.indices[place] for place in places]
+        if job.columns is None or job.raw:
+            samples = [job.sample(place) for place in places]
+            batch = self._maker.collate(job.epoch, job.number, samples, kept)
+        else:
+            batch = self._written(job, places, kept)
+        return job.number, batch, kept
+
+    def _written(self, job: _Job, places: list[int], kept: list[Any]) -> Any:
+        batch = []
+        for number, column in enumerate(job.columns or ()):
+            if column is None:
+                values = [job.rest[place][number] for place in places]
+                batch.append(self._maker.collate(job.epoch, job.number, values, kept))
+            elif len(places) == len(job.indices):
+                batch.append(column)
+            else:
+                batch.append(column[torch.tensor(places)])
+        return batch[0] if job.container is None else batch
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._memory = _Memory(self._plan)
+
+
+class _Memory:
+    """Gives batches their memory; asked by any thread."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._pinned = plan.pinned
+        self._lock = threading.Lock()
+        self._ring = Ring(most=2 * (plan.prefetch_batches + _RING_BATCHES))
+
+    def empty(self, count: int, kind: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
+        shape, dtype = (count, *kind[0]), kind[1]
+        if self._pinned:  # PyTorch keeps such memory for use again, and knows when it is free
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        with self._lock:
+            return self._ring.empty(shape, dtype)
+
+
+class _Job:
+    """One batch in the making. What the first finished sample looks like sets its memory.
+
+    Attributes:
+        columns: of each part of a sample, the tensor [B, …] that the threads write to, or None
+            for what is no tensor; None as a whole where nothing is.
+        container: tuple or list, as the samples are; None where a sample is a bare tensor.
+        rest: of each place, the parts that are no tensors.
+        raw: samples that could not be written to the columns.
+    """
+
+    def __init__(
+        self, maker: Maker, memory: _Memory, epoch: int, number: int, indices: list[Any]
+    ) -> None:
+        self._maker = maker
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._kinds: list[Kind] | None = None
+        self._plain = not (maker.batched and maker.default_collate)
+        self.epoch = epoch
+        self.number = number
+        self.indices = indices
+        self.left = len(indices)
+        self.columns: list[torch.Tensor | None] | None = None
+        self.container: type | None = None
+        self.rest: dict[int, list[Any]] = {}
+        self.raw: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors in it."""
+        columns = filter(lambda column: column is not None, self.columns or ())
+        return sum(c.numel() * c.element_size() for c in columns if c is not None)
+
+    def run(self, place: int) -> None:
+        """Make one sample (in a thread of the pool)."""
+        try:
+            sample = self._maker.sample(self.epoch, self.indices[place])
+            if self._plain or not self._write(sample, place):
+                self.raw[place] = sample
+        except BaseException as error:  # noqa: BLE001 - raised by the loop, when it comes to it
+            self.errors[place] = error
+
+    def _write(self, sample: Any, place: int) -> bool:
+        """Copy a sample's tensors into the batch; False where they do not fit into it."""
+        container = type(sample) if type(sample) in (tuple, list) else None
+        values = [sample] if container is None else sample
+        parts = [_tensor(value) for value in values]
+        kinds: list[Kind] = [None if part is None else (part.shape, part.dtype) for part in parts]
+        with self._lock:
+            if self._kinds is None:
+                self._kinds = kinds
+                self.container = container
+                if any(kinds):
+                    count = len(self.indices)
+                    self.columns = [k and self._memory.empty(count, k) for k in kinds]
+        if kinds != self._kinds or container is not self.container or self.columns is None:
+            return False
+        for part, column in zip(parts, self.columns, strict=True):
+            if part is not None and column is not None:
+                # Not column[place].copy_: PyTorch would start a pool of threads in each of ours.
+                np.copyto(array(column)[place, ...], array(part))
+        self.rest[place] = [
+            None if part is not None else value for part, value in zip(parts, values, strict=True)
+        ]
+        return True
+
+    def sample(self, place: int) -> Any:
+        """The sample as it was made."""
+        if place in self.raw:
+            return self.raw[place]
+        assert self.columns is not None
+        parts = [
+            value if column is None else column[place].clone()
+            for value, column in zip(self.rest[place], self.columns, strict=True)
+        ]
+        return parts[0] if self.container is None else self.container(parts)
+
+
+class _Pool:
+    """Threads that work through the samples of jobs, in order, until it is closed."""
+
+    def __init__(self, workers: int) -> None:
+        lock = threading.Lock()
+        self._work = threading.Condition(lock)
+        self._done = threading.Condition(lock)
+        self._tasks: deque[tuple[_Job, int]] = deque()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"hasten-feed-{number}", daemon=True)
+            for number in range(workers)
+        ]
+
+    def __enter__(self) -> _Pool:
+        _running.add(self)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def add(self, job: _Job) -> None:
+        with self._work:
+            self._tasks.extend((job, place) for place in range(len(job.indices)))
+            self._work.notify(len(job.indices))
+
+    def wait(self, job: _Job) -> None:
+        with self._done:
+            while job.left and not self._closed:
+                self._done.wait()
+
+    def close(self) -> None:
+        with self._work:
+            self._closed = True
+            self._tasks.clear()
+            self._work.notify_all()
+            self._done.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while not self._tasks and not self._closed:
+                    self._work.wait()
+                if self._closed:
+                    return
+                job, place = self._tasks.popleft()
+            job.run(place)
+            with self._done:
+                job.left -= 1
+                if not job.left:
+                    self._done.notify_all()
+            del job
+
+
+_running: weakref.WeakSet[_Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_running):
+        pool.close()
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    """A plain host tensor of the value, as the default collate function would stack it."""
+    if type(value) is np.ndarray:
+        if value.ndim == 0 or value.dtype.kind not in "biufc" or not value.flags.writeable:
+            return None
+        value = torch.from_numpy(value) if min(value.strides, default=0) >= 0 else None
+    if type(value) is not torch.Tensor or value.layout is not torch.strided:
+        return None
+    if value.requires_grad or value.device.type != "cpu" or value.is_conj() or value.is_neg():
+        return None
+    return value
