@@ -67,6 +67,36 @@ def measure(
     return _Measurement(target, cpu, budget_s, clock).all()
 
 
+def median_seconds(
+    call: Callable[[], object], *, synchronize: Callable[[], None], clock: Clock, until: float
+) -> float:
+    """Median seconds of one call among many that are queued before a synchronisation.
+
+    Args:
+        call: queues some work; called at least twice.
+        synchronize: waits until the work is done.
+        clock: seconds, monotonic.
+        until: reading of the clock after which no further sample is begun.
+    """
+    call()  # the first one compiles, chooses algorithms and allocates
+    synchronize()
+    before = clock()
+    call()
+    synchronize()
+    once = _positive(clock() - before)
+    if clock() > until:
+        return once
+    calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / once))
+    samples: list[float] = []
+    while len(samples) < SAMPLES and not (samples and clock() > until):
+        before = clock()
+        for _ in range(calls):
+            call()
+        synchronize()
+        samples.append((clock() - before) / calls)
+    return _positive(statistics.median(samples))
+
+
 class _Measurement:
     """One device being measured within a budget of time."""
 
@@ -251,7 +281,12 @@ class _Measurement:
             self.left_out.append(f"{what}: no time left")
             return None
         try:
-            return self.seconds(build(), until)
+            return median_seconds(
+                build(),
+                synchronize=partial(runtime.synchronize, self.device),
+                clock=self.clock,
+                until=until,
+            )
         except RuntimeError as error:
             if runtime.is_out_of_memory(error):
                 self.left_out.append(f"{what}: no memory left")
@@ -261,26 +296,6 @@ class _Measurement:
                 self.left_out.append(f"{what}: the device does not do it")
                 return None
             raise
-
-    def seconds(self, call: Callable[[], object], until: float) -> float:
-        """Median seconds of one call among many that are queued."""
-        call()  # the first one compiles, chooses algorithms and allocates
-        runtime.synchronize(self.device)
-        before = self.clock()
-        call()
-        runtime.synchronize(self.device)
-        once = _positive(self.clock() - before)
-        if self.clock() > until:
-            return once
-        calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / once))
-        samples: list[float] = []
-        while len(samples) < SAMPLES and not (samples and self.clock() > until):
-            before = self.clock()
-            for _ in range(calls):
-                call()
-            runtime.synchronize(self.device)
-            samples.append((self.clock() - before) / calls)
-        return _positive(statistics.median(samples))
 
     def has_room(self, needed_bytes: int) -> bool:
         memory = runtime.memory(self.device)

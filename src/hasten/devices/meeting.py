@@ -71,43 +71,57 @@ def _meeting_place(counts: Counter[torch.device]) -> torch.device:
 
 
 def _mend(place: Place, target: torch.device) -> str:
-    to = f"'{target}'"
+    to, root, owner, name = f"'{target}'", place.root, place.owner, place.name
     if place.device.type == "meta" and place.kind is Kind.DATA:
-        return f"{place.root} has no numbers: create it on {target}, not on meta"
+        return f"{root} has no numbers: create it on {target}, not on meta"
     if place.device.type == "meta" and place.kind is Kind.REGISTERED:
-        return f"{place.root}.to_empty(device={to}), then load or initialise its weights"
-    owner, name = place.owner, place.name
+        return _code(root, "{}.to_empty(device=" + to + "), then load or initialise its weights")
     match place.kind:
         case Kind.REGISTERED:
-            return f"{place.root}.to({to})"
-        case Kind.ATTRIBUTE:
-            return (
-                f'in {owner}.__init__: self.register_buffer("{name}", …) in place of '
-                f"self.{name} = …, so that .to(device) takes it along"
-            )
+            return _code(root, "{}.to(" + to + ")")
+        case Kind.DATA:
+            return _code(root, "{0} = hasten.move({0}, " + to + ")")
+        case Kind.STATE:
+            return _code(root, "hasten.move({}, " + to + ")  # the optimizer's state, in place")
+        case Kind.OPTIMIZED:
+            return f"move the model whose parameters {root} holds to {to}, before making {root}"
+        case Kind.HIDDEN:
+            return f"self.{name} of {owner} is no registered module: move it too, with .to({to})"
+        case _:
+            return f"in {owner}.__init__: {_registration(place)}"
+
+
+def _registration(place: Place) -> str:
+    """The line of a module's ``__init__`` that makes ``Module.to`` see what it holds."""
+    name = place.name
+    match place.kind:
         case Kind.LISTED_PARAMETER:
             return (
-                f"in {owner}.__init__: self.{name} = nn.ParameterList(…) (ParameterDict for a "
-                "dictionary), so that .to(device) and the optimizer see them"
+                f"self.{name} = nn.ParameterList(…) (ParameterDict for a dictionary), so that "
+                ".to(device) and the optimizer see them"
             )
         case Kind.LISTED_TENSOR:
             return (
-                f"in {owner}.__init__: register each tensor of self.{name} as a buffer "
-                f'(self.register_buffer("{name}_0", …)), or nn.ParameterList if they are trained'
+                f'register each tensor of self.{name} as a buffer (self.register_buffer("{name}_0"'
+                ", …)), or nn.ParameterList if they are trained"
             )
         case Kind.HIDDEN_IN_LIST:
             return (
-                f"in {owner}.__init__: self.{name} = nn.ModuleList(…) in place of the plain list, "
-                "so that .to(device) and the optimizer see its modules"
+                f"self.{name} = nn.ModuleList(…) in place of the plain list, so that .to(device) "
+                "and the optimizer see its modules"
             )
         case Kind.HIDDEN_IN_DICT:
             return (
-                f"in {owner}.__init__: self.{name} = nn.ModuleDict(…) in place of the plain "
-                "dictionary, so that .to(device) and the optimizer see its modules"
+                f"self.{name} = nn.ModuleDict(…) in place of the plain dictionary, so that "
+                ".to(device) and the optimizer see its modules"
             )
-        case Kind.HIDDEN:
-            return f"self.{name} of {owner} is no registered module: move it too, with .to({to})"
-        case Kind.STATE:
-            return f"hasten.move({place.root}, {to})  # the optimizer's state, in place"
-        case Kind.DATA:
-            return f"{place.root} = hasten.move({place.root}, {to})"
+        case _:
+            return (
+                f'self.register_buffer("{name}", …) in place of self.{name} = …, so that '
+                ".to(device) takes it along"
+            )
+
+
+def _code(root: str, line: str) -> str:
+    """A line of code about ``root``; about ``…`` where the caller gave it no name."""
+    return line.format("…") + f"  # {root}" if root.startswith("argument ") else line.format(root)

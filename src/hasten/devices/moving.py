@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
 import dataclasses
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ _ALONE = (
     *(str, bytes, bytearray, memoryview, int, float, complex, type(None)),
     *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
 )
-_ATTRIBUTES = (types.SimpleNamespace,)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
 
 class NotMovedWarning(UserWarning):
@@ -181,18 +182,22 @@ class _Walk:
                 changed[name] = new
         if not changed:
             return obj
-        rebuilt = copy.copy(obj)
+        rebuilt = _shallow_copy(obj, names)
         for name, value in changed.items():
             object.__setattr__(rebuilt, name, value)  # a frozen dataclass refuses plain setattr
         return rebuilt
 
     def optimizer(self, obj: torch.optim.Optimizer, path: str) -> Any:
-        for parameter, state in obj.state.items():
-            for name, value in state.items():
-                # Step counters stay on the host, where the optimizer itself keeps them.
-                if not (isinstance(value, torch.Tensor) and value.dim() == 0):
-                    where = f"{path}.state[{tuple(parameter.shape)}][{name!r}]"
-                    state[name] = self.visit(value, where)
+        for place, group in enumerate(obj.param_groups):
+            # Step counters stay on the host, unless the kernels of the optimizer read them.
+            counters_too = bool(group.get("fused") or group.get("capturable"))
+            for number, parameter in enumerate(group["params"]):
+                state = obj.state.get(parameter, {})
+                where = f"{path}.state[param_groups[{place}]['params'][{number}]]"
+                for name, value in state.items():
+                    counter = isinstance(value, torch.Tensor) and value.dim() == 0
+                    if counters_too or not counter:
+                        state[name] = self.visit(value, f"{where}[{name!r}]")
         return obj
 
     def own(self, obj: Any, path: str) -> Any:
@@ -236,7 +241,7 @@ def _fields(obj: Any) -> list[str]:
         names = [field.name for field in dataclasses.fields(obj)]
     elif hasattr(kind, "__attrs_attrs__"):
         names = [field.name for field in kind.__attrs_attrs__]
-    elif isinstance(obj, _ATTRIBUTES):
+    elif isinstance(obj, _NAMESPACES):
         names = []
     else:
         return []
@@ -244,15 +249,24 @@ def _fields(obj: Any) -> list[str]:
     return [name for name in names if hasattr(obj, name)]
 
 
+def _shallow_copy(obj: Any, names: list[str]) -> Any:
+    try:
+        return copy.copy(obj)
+    except AttributeError:  # a frozen dataclass with slots, of which one is not set yet
+        rebuilt = object.__new__(type(obj))
+        for name in names:
+            object.__setattr__(rebuilt, name, getattr(obj, name))
+        return rebuilt
+
+
 def _held_tensor(obj: Any) -> str | None:
     """Path of a tensor within an object that ``move`` cannot rebuild; looks two levels deep."""
-    looks: Callable[[Any], bool] = lambda x: isinstance(x, torch.Tensor)  # noqa: E731
     for path, value in _parts(obj):
-        if looks(value):
+        if isinstance(value, torch.Tensor):
             return path
         if isinstance(value, (list, tuple, dict, set, frozenset)):
             for inner, item in _parts(value):
-                if looks(item):
+                if isinstance(item, torch.Tensor):
                     return path + inner
     return None
 

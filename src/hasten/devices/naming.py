@@ -13,8 +13,8 @@ def argument_names(count: int, *, depth: int = 2) -> list[str]:
     """Names for the positional arguments of the call made ``depth`` frames up.
 
     ``same_device(model, batch["image"])`` gives ``["model", "batch['image']"]``. Where the
-    source cannot be had (``python -c``, a compiled module) or holds a starred argument, an
-    argument is called ``argument 1``, ``argument 2``, ….
+    source cannot be had (``python -c``, a compiled module), from a starred argument on, and for
+    what is no name, an argument is called ``argument 1``, ``argument 2``, ….
 
     Args:
         count: how many positional arguments the call got.
@@ -22,12 +22,12 @@ def argument_names(count: int, *, depth: int = 2) -> list[str]:
     """
     plain = [f"argument {place}" for place in range(1, count + 1)]
     call = _call(sys._getframe(depth))
-    if call is None or len(call.args) != count:
+    if call is None:
         return plain
     names = list(plain)
-    for place, argument in enumerate(call.args):
-        if isinstance(argument, ast.Starred):
-            return plain
+    for place, argument in enumerate(call.args[:count]):
+        if isinstance(argument, ast.Starred):  # how many it stands for is not in the source
+            break
         if isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)):
             names[place] = ast.unparse(argument)
     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import enum
@@ -28,6 +29,7 @@ class Kind(enum.Enum):
     HIDDEN_IN_LIST = "of a module in a plain list"
     HIDDEN_IN_DICT = "of a module in a plain dictionary"
     HIDDEN = "of a module that is not registered"
+    OPTIMIZED = "held by an optimizer"
     STATE = "state of an optimizer"
 
 
@@ -146,7 +148,7 @@ class _Search:
         for group, settings in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(settings["params"]):
                 where = f"{path}.param_groups[{group}]['params'][{place}]"
-                self.visit(parameter, where, Kind.REGISTERED)
+                self.visit(parameter, where, Kind.OPTIMIZED)
         for parameter, state in optimizer.state.items():
             named = self.names.get(id(parameter), "parameter")
             for key, value in state.items():
@@ -156,7 +158,7 @@ class _Search:
 def _fields(obj: Any) -> list[tuple[str, Any]]:
     """Attributes of an object that is made of them; tensors alone of any other object."""
     attributes = getattr(obj, "__dict__", {})
-    if isinstance(obj, types.SimpleNamespace):
+    if isinstance(obj, (types.SimpleNamespace, argparse.Namespace)):
         return list(attributes.items())
     if dataclasses.is_dataclass(obj):
         names = [field.name for field in dataclasses.fields(obj)]

@@ -1,0 +1,107 @@
+"""Cores, memory and name of the CPU, read from machines that a test lays out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hasten.devices import host
+
+
+def lay_out(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 16),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, 16),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "10000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "6400000 100000"}, 16),
+        # The tightest of the group and those above it holds.
+        (
+            {
+                "proc/self/cgroup": "0::/pod/main",
+                "sys/fs/cgroup/pod/main/cpu.max": "max 100000",
+                "sys/fs/cgroup/pod/cpu.max": "400000 100000",
+            },
+            4,
+        ),
+        # Version 1, with the controllers mounted together.
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
+        (
+            {
+                "proc/self/cgroup": "1:cpu:/",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            16,
+        ),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "nonsense"}, 16),
+    ],
+)
+def test_cores_are_the_affinity_cut_down_by_the_quota(tmp_path, files, expected):
+    assert host.cores(root=lay_out(tmp_path, files), affinity=16) == expected
+
+
+def test_cores_of_this_machine_are_within_what_it_has():
+    assert 1 <= host.cores() <= host.cores(root=Path("/nowhere"))
+
+
+def test_memory_is_what_is_available_without_swapping(tmp_path):
+    lay_out(
+        tmp_path,
+        {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\nX:\n"},
+    )
+    assert host.memory(root=tmp_path) == (600 * 1024, 1000 * 1024)
+
+
+def test_memory_is_within_the_limit_of_the_container(tmp_path):
+    lay_out(
+        tmp_path,
+        {
+            "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/memory.max": str(400 * 1024),
+            "sys/fs/cgroup/memory.current": str(300 * 1024),
+            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {50 * 1024}\n",
+        },
+    )
+    assert host.memory(root=tmp_path) == (150 * 1024, 400 * 1024)
+
+
+def test_an_unlimited_memory_group_changes_nothing(tmp_path):
+    lay_out(
+        tmp_path,
+        {
+            "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
+            "proc/self/cgroup": "4:memory:/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "1024",
+        },
+    )
+    assert host.memory(root=tmp_path) == (900 * 1024, 1000 * 1024)
+
+
+def test_memory_is_unknown_where_nothing_says(tmp_path):
+    assert host.memory(root=tmp_path) is None
+
+
+def test_the_cpu_is_named_as_its_maker_names_it(tmp_path):
+    lay_out(tmp_path, {"proc/cpuinfo": "processor : 0\nmodel name\t: AMD EPYC 9654\n"})
+    assert host.cpu_name(root=tmp_path) == "AMD EPYC 9654"
+    assert host.cpu_name(root=tmp_path / "nowhere")
