@@ -27,6 +27,9 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
 }
 
+# What a checkpoint may ask for before its weights are seen; more is a mistake or an attack.
+_LIMITS = {"classes": 1_000_000, "channels": 1024, "image_size": 16_384}
+
 
 def names() -> list[str]:
     """The names of hasten's own models, smallest first."""
@@ -83,11 +86,16 @@ def from_description(description: dict[str, Any], *, allow_file: str | None = No
         UsageError: the description names a file, which is code, and ``allow_file`` is not given.
         CheckpointError: the description is broken.
     """
-    sizes = ("classes", "channels", "image_size")
     name = description.get("name")
-    if not isinstance(name, str) or any(type(description.get(key)) is not int for key in sizes):
+    wrong = [
+        key
+        for key, limit in _LIMITS.items()
+        if type(description.get(key)) is not int or not 1 <= description[key] <= limit
+    ]
+    if not isinstance(name, str) or wrong:
         raise CheckpointError(
-            f"the checkpoint describes its model as {description!r}, which is none"
+            f"the checkpoint describes its model as {description!r}, which cannot be: "
+            f"{', '.join(wrong) or 'name'}"
         )
     if names_a_file(name):
         if allow_file is None:
@@ -96,4 +104,4 @@ def from_description(description: dict[str, Any], *, allow_file: str | None = No
                 f"pass --model {name} to allow it"
             )
         name = allow_file
-    return create(name, **{key: description[key] for key in sizes})
+    return create(name, **{key: description[key] for key in _LIMITS})

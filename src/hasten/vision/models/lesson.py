@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from hasten.errors import UsageError
 
 SMALLEST = 16
+LARGEST = 512  # 22 million weights in the first linear layer alone
 
 
 class Lesson(nn.Module):
@@ -18,7 +19,8 @@ class Lesson(nn.Module):
     the lessons; for others the first convolution, the first linear layer and the last adapt.
 
     Raises:
-        UsageError: images below 16×16, of which nothing is left after the second convolution.
+        UsageError: images below 16×16, of which nothing is left after the second convolution, or
+            above 512×512, for which the first linear layer is absurdly large.
     """
 
     def __init__(self, *, classes: int = 10, channels: int = 1, image_size: int = 28) -> None:
@@ -27,6 +29,11 @@ class Lesson(nn.Module):
             raise UsageError(
                 f"the model 'lesson' needs images of {SMALLEST}×{SMALLEST} or more, these are "
                 f"{image_size}×{image_size}; choose --model small"
+            )
+        if image_size > LARGEST:
+            raise UsageError(
+                f"the model 'lesson' takes images of at most {LARGEST}×{LARGEST}, these are "
+                f"{image_size}×{image_size}; choose --model small or resnet18"
             )
         side = ((image_size - 4) // 2 - 4) // 2
         self.conv1 = nn.Conv2d(channels, 6, kernel_size=5)
