@@ -133,9 +133,7 @@ def decode_crop(
     """
     picture = _Picture(source, name, channels, max_pixels)
     swap, turn_rows, turn_columns = _UPRIGHT[picture.orientation]
-    height, width = picture.height, picture.width
-    if swap:
-        height, width = width, height
+    height, width = picture.upright_size
     crop = choose(height, width)
     rows, columns = (crop.top, crop.top + crop.height), (crop.left, crop.left + crop.width)
     if turn_rows:
@@ -199,14 +197,21 @@ class _Picture:
             self.orientation = header.orientation
             self._direct = header.channels in (1, 3)  # not CMYK
         else:
-            image = _guarded(self.name, _open, self._data)
+            image = guarded(self.name, _open, self._data)
             check_size(image.width, image.height, self.name, max_pixels)
-            _guarded(self.name, image.load)
+            guarded(self.name, image.load)
             # Only now: Pillow turns TIFF upright as it loads, and PNG may have its EXIF last.
-            self.orientation = _guarded(self.name, _orientation, image)
+            self.orientation = guarded(self.name, orientation_of, image)
             self.height, self.width = image.height, image.width
             self._image = image
             self._direct = False
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Height and width after turning it upright."""
+        if self.orientation >= 5:
+            return self.width, self.height
+        return self.height, self.width
 
     def scale_for(self, shortest: int, size: int) -> int:
         """Eighths of the size to decode at, so that ``shortest`` pixels serve for ``size``."""
@@ -231,9 +236,9 @@ class _Picture:
                 return pixels, scale
         image = self._image
         if image is None:
-            image = _guarded(self.name, _open, self._data)
-            _guarded(self.name, image.load)
-        return _guarded(self.name, _eight_bits, image, self._mode), 8
+            image = guarded(self.name, _open, self._data)
+            guarded(self.name, image.load)
+        return guarded(self.name, _eight_bits, image, self._mode), 8
 
     def _reduced(self, scale: int) -> NDArray[np.uint8] | None:
         import simplejpeg
@@ -251,6 +256,22 @@ class _Picture:
         return pixels if pixels.shape[:2] == (height, width) else None
 
 
+def check(
+    source: bytes | str | Path, *, name: str, max_pixels: int = MAX_PIXELS
+) -> tuple[int, int]:
+    """Decode a whole image, at a reduced scale where that is cheaper, to see that it can be.
+
+    Returns:
+        Its height and width, upright, in pixels.
+
+    Raises:
+        ImageError: as :func:`decode`.
+    """
+    picture = _Picture(source, name, 3, max_pixels)
+    picture.pixels(picture.scale_for(min(picture.height, picture.width), 1))
+    return picture.upright_size
+
+
 def check_size(width: int, height: int, name: str, max_pixels: int = MAX_PIXELS) -> None:
     """Refuse a decompression bomb.
 
@@ -262,6 +283,11 @@ def check_size(width: int, height: int, name: str, max_pixels: int = MAX_PIXELS)
             f"{name}: its header says {width}x{height} pixels, more than the {max_pixels:,} that "
             "are read (a decompression bomb?)"
         )
+
+
+def reason(error: ImageError, name: str) -> str:
+    """What an error says, without the file's name."""
+    return str(error).removeprefix(f"{name}: ")
 
 
 def read_file(path: str | Path, name: str) -> bytes:
@@ -292,8 +318,12 @@ def _header(data: bytes, name: str) -> headers.Header | None:
         raise ImageError(f"{name}: is cut short: its header does not end") from error
 
 
-def _guarded(name: str, work: Callable[..., T], *arguments: Any) -> T:
-    """Do some work of Pillow's, turning whatever it raises on a broken file into our error."""
+def guarded(name: str, work: Callable[..., T], *arguments: Any) -> T:
+    """Do some work of Pillow's.
+
+    Raises:
+        ImageError: it raised anything, as it does on a broken file.
+    """
     try:
         return work(*arguments)
     except MemoryError:
@@ -328,7 +358,8 @@ def _open(data: bytes) -> Image:
     return plugins[headers.sniff(data[:16])](io.BytesIO(data))
 
 
-def _orientation(image: Image) -> int:
+def orientation_of(image: Image) -> int:
+    """EXIF orientation 1..8 of an image that Pillow opened; 1 where it has none."""
     value = image.getexif().get(0x0112, 1)
     return value if value in _UPRIGHT else 1
 

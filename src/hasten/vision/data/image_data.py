@@ -19,6 +19,7 @@ from hasten.vision.transforms import (
     Transform,
 )
 
+from .preparation import Preparation
 from .problems import Problems
 from .statistics import channel_statistics
 
@@ -55,6 +56,8 @@ class ImageData:
     """What to do to training batches on the device: augment and normalise."""
     val_transform: Transform
     """What to do to validation batches on the device: normalise."""
+    preparation: Preparation
+    """How an image file is made into such a sample; for predicting."""
     problems: Problems = field(default_factory=Problems)
     """Files that were skipped; empty for built-in data."""
 
@@ -105,6 +108,7 @@ def from_tensors(
         val_counts=_counts(val[1], len(classes)),
         train_transform=Compose([*augment, normalize]) if augment else normalize,
         val_transform=normalize,
+        preparation=Preparation(size=height, channels=channels),
     )
 
 
@@ -134,6 +138,8 @@ def _counts(labels: Tensor, classes: int) -> tuple[int, ...]:
 
 
 def _resize(images: Tensor, size: int) -> Tensor:
+    if images.shape[2:] == (size, size):
+        return images
     parts = [
         torch.nn.functional.interpolate(
             chunk.float(), (size, size), mode="bilinear", antialias=True
