@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
+from operator import sub
+from statistics import fmean, median
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 PHASES = ("wait", "copy", "forward", "backward", "optimizer", "other")
@@ -227,9 +228,12 @@ class Timeline:
         medians = [0.0] * len(PHASES)
         if steps:
             wanted = min(now.entries - since.entries + 1, len(self._history))
-            rows = np.array(list(islice(reversed(self._history), wanted)))[::-1]
-            taken = np.diff(rows[:, :-1], axis=0)[rows[1:, -1] == 0]
-            medians = np.median(taken, axis=0).tolist()
+            rows = list(islice(reversed(self._history), wanted))  # newest first
+            of_steps = [not row[-1] for row in rows[:-1]]
+            # Lists of numbers, not of lists: thousands of new containers would wake the collector.
+            # And no numpy: its first median takes 15 ms, more than a small run's epoch.
+            columns = ([row[i] for row in rows] for i in range(len(PHASES)))
+            medians = [median(compress(map(sub, c, c[1:]), of_steps)) for c in columns]
         device, count, behind = (None, 0, None)
         if self._sampler:
             device, count, behind = self._sampler.means(since.sampled_steps)
@@ -350,6 +354,6 @@ class _Sampler:
         if count <= 0:
             return None, 0, None
         recent = list(self._done)[-count:]
-        spent = np.array([step for step, _ in recent]).mean(axis=0).tolist()
+        spent = [fmean(phase) for phase in zip(*(step for step, _ in recent), strict=True)]
         behind = sum(late for _, late in recent) / count
         return dict(zip(PHASES, spent, strict=True)), count, behind
