@@ -5,7 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import socket
+import threading
 import urllib.error
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +21,7 @@ from torch.utils.data import TensorDataset
 from hasten.errors import DataError, UsageError
 from hasten.vision import data
 from hasten.vision.data import fashion_mnist, idx
+from hasten.vision.data.download import fetch
 from hasten.vision.data.fashion_mnist import Part, load_fashion_mnist
 
 
@@ -127,6 +133,9 @@ def test_digits_options() -> None:
         ({"augment": "wild"}, "wild"),
         ({"image_size": 0}, "image size"),
         ({"val_fraction": 1.0}, "between 0 and 1"),
+        ({"channels": 3}, "grey"),
+        ({"channels": 2, "source": "."}, "1 or 3"),
+        ({"image_size": 4096}, "GiB"),
         ({"data_dir": "here"}, "data_dir"),
         ({"source": "fashion-mnist", "val_fraction": 0.1}, "10,000"),
     ],
@@ -232,6 +241,86 @@ def test_download_can_be_forbidden(small, nowhere: Path) -> None:
             installed=nowhere,
         )
     assert not server.asked
+
+
+def test_without_a_home_the_three_ways_are_named(small, nowhere: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(DataError, match="no home folder") as caught:
+        load_fashion_mnist(
+            data_dir=None,
+            image_size=None,
+            augment="none",
+            opener=Server({}),
+            parts=small[0],
+            installed=nowhere,
+        )
+    assert "--data-dir" in str(caught.value)
+
+
+def test_downloading_where_nothing_can_be_written(small, tmp_path: Path, nowhere: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="Not a directory"):
+        load_fashion_mnist(
+            data_dir=tmp_path / "file" / "data",
+            image_size=None,
+            augment="none",
+            opener=Server({}),
+            parts=small[0],
+            installed=nowhere,
+        )
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+    """A folder and the address where its files are served on this machine."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    folder = tmp_path / "web"
+    folder.mkdir()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_fetching_over_http(web: tuple[Path, str], tmp_path: Path) -> None:
+    folder, address = web
+    content = b"the contents" * 1000
+    (folder / "good.gz").write_bytes(gzip.compress(content))
+    (folder / "wrong.gz").write_bytes(gzip.compress(content[:-1]))
+    path = tmp_path / "target.gz"
+    sha256 = hashlib.sha256(content).hexdigest()
+    urls = [f"{address}absent.gz", f"{address}wrong.gz", f"{address}good.gz"]
+    fetch(urls, path, sha256=sha256, content_bytes=len(content))
+    assert path.read_bytes() == (folder / "good.gz").read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.write_text("older")
+    with pytest.raises(DataError) as caught:
+        fetch(urls[:2], path, sha256=sha256, content_bytes=len(content))
+    assert "absent.gz: HTTP Error 404" in str(caught.value)
+    assert "SHA-256" in str(caught.value)
+    assert path.read_text() == "older"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["target.gz", "web"]
+
+
+def test_a_server_that_hangs_is_given_up(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.gz"
+        with pytest.raises(DataError, match="timed out"):
+            fetch([url], tmp_path / "x.gz", sha256="", content_bytes=1, timeout_s=0.05)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_endless_download_is_cut(small, tmp_path: Path, nowhere: Path) -> None:

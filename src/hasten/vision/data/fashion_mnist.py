@@ -114,10 +114,11 @@ def load_fashion_mnist(
     Raises:
         DataError: the files are nowhere, or one of them is not what it should be.
     """
-    folders = [*([data_dir] if data_dir else []), installed, _cache()]
+    cache = _cache()
+    folders = [each for each in (data_dir, installed, cache) if each is not None]
     found = _find(folders, parts)
     if found is None:
-        found = _download(data_dir or _cache(), folders, parts, download, say, opener)
+        found = _download(data_dir or cache, folders, parts, download, say, opener)
 
     def read(place: tuple[Part, Path]) -> Tensor:
         part, path = place
@@ -141,11 +142,15 @@ def load_fashion_mnist(
     )
 
 
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG standard says to ignore a relative path.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "hasten" / "fashion-mnist"
+def _cache() -> Path | None:
+    """The user's cache; None where the user has no home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the XDG standard says to ignore a relative one
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return base / "hasten" / "fashion-mnist"
 
 
 def _find(folders: list[Path], parts: tuple[Part, ...]) -> list[Path] | None:
@@ -160,7 +165,7 @@ def _find(folders: list[Path], parts: tuple[Part, ...]) -> list[Path] | None:
 
 
 def _download(
-    into: Path,
+    into: Path | None,
     folders: list[Path],
     parts: tuple[Part, ...],
     download: bool,
@@ -169,6 +174,8 @@ def _download(
 ) -> list[Path]:
     if not download:
         raise DataError(_three_ways(into, folders, parts, "downloading was not allowed"))
+    if into is None:
+        raise DataError(_three_ways(into, folders, parts, "there is no home folder to put it in"))
     if say is not None:
         say(f"Downloading Fashion-MNIST (30 MB) into {show(into)}")
     try:
@@ -185,13 +192,14 @@ def _download(
     return paths
 
 
-def _three_ways(into: Path, folders: list[Path], parts: tuple[Part, ...], why: str) -> str:
+def _three_ways(into: Path | None, folders: list[Path], parts: tuple[Part, ...], why: str) -> str:
     looked = ", ".join(show(folder) for folder in folders)
     names = ", ".join(f"{part.name}.gz" for part in parts)
+    target = "the folder of --data-dir" if into is None else show(into)
     return (
         f"Fashion-MNIST is not in {looked}, and could not be downloaded: {why}\n"
         "Any of these three ways helps:\n"
         "  1. on Debian or Ubuntu: apt install dataset-fashion-mnist\n"
         f"  2. put its four files ({names}) into a folder and name it with --data-dir\n"
-        f"  3. run again where there is a network; they are then fetched into {show(into)}"
+        f"  3. run again where there is a network; they are then fetched into {target}"
     )

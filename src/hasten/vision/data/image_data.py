@@ -23,6 +23,7 @@ from .preparation import Preparation
 from .problems import Problems
 from .statistics import channel_statistics
 
+_MOST_BYTES = 8 << 30  # of a data set resized in memory
 AUGMENT = ("auto", "light", "none")
 
 
@@ -89,6 +90,9 @@ def from_tensors(
         classes: names, by label.
         augment: transforms of training batches that come before normalising.
         image_size: side in pixels to resize every image to; None keeps them as they are.
+
+    Raises:
+        UsageError: at that size they would fill the memory.
     """
     if image_size is not None:
         train = (_resize(train[0], image_size), train[1])
@@ -140,6 +144,13 @@ def _counts(labels: Tensor, classes: int) -> tuple[int, ...]:
 def _resize(images: Tensor, size: int) -> Tensor:
     if images.shape[2:] == (size, size):
         return images
+    needed = len(images) * images.shape[1] * size * size
+    if needed > _MOST_BYTES:
+        raise UsageError(
+            f"{len(images):,} images of {size}x{size} pixels take {needed / 2**30:.0f} GiB of "
+            f"memory, more than the {_MOST_BYTES >> 30} GiB that are allowed; choose a smaller "
+            "image size"
+        )
     parts = [
         torch.nn.functional.interpolate(
             chunk.float(), (size, size), mode="bilinear", antialias=True
