@@ -87,14 +87,20 @@ def picture(matrix: Matrix, names: Sequence[str]) -> str:
     margin = longest * font * 0.6 + 12
     side = cell * classes
     body = _cells(matrix, names, margin, cell)
+    upright = longest * font * 0.6 < cell * every - 2
     for k in range(0, classes, every):
         middle = margin + cell * (k + 0.5)
         name = escape(_short(names[k]))
         body += (
             f'<text x="{margin - 6:.1f}" y="{middle + font * 0.35:.1f}" text-anchor="end">{name}'
-            f'</text><text transform="translate({middle + font * 0.35:.1f} {margin - 6:.1f}) '
-            f'rotate(-90)">{name}</text>'
+            "</text>"
         )
+        if upright:
+            place = f'x="{middle:.1f}" y="{margin - 6:.1f}" text-anchor="middle"'
+        else:
+            corner = f"{middle + font * 0.35:.1f} {margin - 6:.1f}"
+            place = f'transform="translate({corner}) rotate(-90)"'
+        body += f"<text {place}>{name}</text>"
     size = margin + side + 4
     label = f"Confusion matrix of {classes} classes; rows are true, columns predicted"
     return (

@@ -81,6 +81,7 @@ def judge(
     device: str | None = None,
     batch_size: int | None = None,
     precision: str | None = None,
+    precision_measured: bool = False,
 ) -> Verdict:
     """Name what bounds the steps of a summary.
 
@@ -91,6 +92,8 @@ def judge(
         device: its name for people.
         batch_size: samples a step.
         precision: as the run uses it, such as ``float32``.
+        precision_measured: whether it was found by measuring (``auto``), so that asking for
+            ``auto`` is no advice.
     """
     spent = summary.seconds_by_phase
     whole = sum(spent.values())
@@ -116,7 +119,9 @@ def judge(
         bound_by=bound_by,
         share=cost,
         evidence=_evidence(summary, share, saturation, plan, device),
-        advice=_advice(bound_by, summary, plan, batch_size, precision),
+        advice=_advice(
+            bound_by, summary, plan, batch_size, None if precision_measured else precision
+        ),
         expected_gain=gain,
     )
 
@@ -190,7 +195,7 @@ def _advice(
             return f"give each launch more work: {_larger(batch_size)}, or --compile"
     if summary.step_s < _TINY_STEP_S:
         return f"the step is too small to fill the device: {_larger(batch_size)}"
-    if precision in (None, "float32"):
+    if precision == "float32":
         return "make the step cheaper: --precision auto"
     return "make the step cheaper: --compile, a smaller model or smaller images"
 

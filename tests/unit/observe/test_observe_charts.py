@@ -130,6 +130,12 @@ def test_matrices_of_any_size_are_pictures_of_bounded_size(classes: int):
     assert bool(counts) == (classes <= 20 and any(map(any, matrix)))
 
 
+def test_short_names_of_columns_stand_upright():
+    matrix = [[1, 0], [0, 1]]
+    assert "rotate" not in confusion.picture(matrix, ["0", "1"])
+    assert "rotate(-90)" in confusion.picture(matrix, ["T-shirt/top", "1"])
+
+
 def test_a_matrix_too_large_to_see_is_not_drawn():
     assert confusion.picture([[1] * 201] * 201, ["x"] * 201) == ""
 

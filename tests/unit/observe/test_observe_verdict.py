@@ -68,7 +68,9 @@ def test_copying_and_the_rest_are_named():
 
 def test_small_costs_leave_compute():
     verdict = judge(
-        summary(wait=0.5, copy=0.5, forward=3.0, backward=5.0, optimizer=1.0), saturation=0.973
+        summary(wait=0.5, copy=0.5, forward=3.0, backward=5.0, optimizer=1.0),
+        saturation=0.973,
+        precision="float32",
     )
     assert verdict.bound_by == "compute"
     assert verdict.share == pytest.approx(0.9)
@@ -80,6 +82,8 @@ def test_small_costs_leave_compute():
 def test_advice_on_compute_depends_on_precision_and_size():
     busy = summary(forward=5.0, backward=5.0)
     assert "--compile" in judge(busy, precision="bfloat16").advice
+    assert "--precision auto" in judge(busy, precision="float32").advice
+    assert "auto" not in judge(busy, precision="float32", precision_measured=True).advice
     tiny = summary(seconds=0.05, forward=0.05)
     assert "--batch-size 128" in judge(tiny, batch_size=64).advice
 
