@@ -50,10 +50,14 @@ _HOME = {
     "same_device": "hasten.devices",
 }
 
+_FLOORS = frozenset({"devices", "errors", "feed", "observe", "train", "vision"})
+
 __all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FLOORS:
+        return import_module(f"hasten.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'hasten' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
