@@ -169,8 +169,20 @@ def test_an_error_inside_a_library_is_not_taken_for_its_absence(
     (tmp_path / "timm.py").write_text("import a_module_that_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
-        models.create("timm:resnet18", classes=10, channels=1, image_size=28)
+    message = refused("timm:resnet18")
+    assert "timm is installed and cannot be imported" in message
+    assert "a_module_that_is_not_there" in message
+
+
+def test_a_library_for_another_torch_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator timm::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    message = refused("timm:resnet18")
+    assert "operator timm::nms does not exist" in message
+    assert f"goes with torch {torch.__version__}" in message
 
 
 class FakeTimm(types.ModuleType):
@@ -194,7 +206,10 @@ class FakeTimm(types.ModuleType):
         if options.get("img_size", 16) < 16:
             raise AssertionError("image smaller than a patch")
         self.calls.append((name, options))
-        return nn.Linear(1, options["num_classes"])
+        side = 3 if name == "resnet26" else 1
+        return nn.Sequential(
+            nn.Conv2d(options["in_chans"], options["num_classes"], side), nn.Flatten()
+        )
 
 
 def test_timm_gets_classes_channels_and_where_it_takes_it_the_size(
@@ -210,6 +225,8 @@ def test_timm_gets_classes_channels_and_where_it_takes_it_the_size(
         ("vit_tiny_patch16_224", common | {"img_size": 32}),
     ]
     assert "timm has no model 'resnet19' (did you mean resnet1" in refused("timm:resnet19")
+    message = refused("timm:resnet26", image_size=2)
+    assert "timm:resnet26 cannot take images of 1 channels and 2×2: Calculated padded" in message
     message = refused("timm:vit_tiny_patch16_224", image_size=8)
     assert "cannot take images of 1 channels and 8×8: image smaller than a patch" in message
 

@@ -12,11 +12,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from hasten.errors import UsageError
 
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<factory>[^:/\\]+)", re.DOTALL)
+
+_WITH_HELPERS = ("googlenet", "inception_v3")
+"""Those of torchvision that give several scores while training, unless told not to."""
 
 
 def names_a_file(name: str) -> bool:
@@ -48,7 +52,7 @@ def from_timm(name: str, *, classes: int, channels: int, image_size: int) -> nn.
             model = timm.create_model(name, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise _cannot_build(f"timm:{name}", channels, image_size, error) from error
-    return _module(model, f"timm:{name}")
+    return _tried(_module(model, f"timm:{name}"), f"timm:{name}", channels, image_size)
 
 
 def from_torchvision(name: str, *, classes: int, channels: int, image_size: int) -> nn.Module:
@@ -64,13 +68,15 @@ def from_torchvision(name: str, *, classes: int, channels: int, image_size: int)
     options: dict[str, Any] = {"weights": None, "num_classes": classes}
     if name.startswith("vit_"):
         options["image_size"] = image_size
+    if name in _WITH_HELPERS:
+        options |= {"aux_logits": False, "init_weights": True}
     try:
         model = _module(models.get_model(name, **options), f"torchvision:{name}")
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise _cannot_build(f"torchvision:{name}", channels, image_size, error) from error
     if channels != 3:
         _replace_first_convolution(model, channels, f"torchvision:{name}")
-    return model
+    return _tried(model, f"torchvision:{name}", channels, image_size)
 
 
 def from_file(spec: str, **sizes: int) -> nn.Module:
@@ -159,12 +165,30 @@ def _module(value: Any, what: str) -> nn.Module:
 def _library(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] == package:
+    except (ImportError, RuntimeError, OSError) as error:
+        absent = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if absent.split(".")[0] == package:
             raise UsageError(
                 f"{package}:NAME needs {package}, which is not installed: pip install {package}"
             ) from error
-        raise
+        raise UsageError(
+            f"{package} is installed and cannot be imported ({error}): is it of the release that "
+            f"goes with torch {torch.__version__}? pip install --upgrade torch {package}"
+        ) from error
+
+
+def _tried(model: nn.Module, what: str, channels: int, image_size: int) -> nn.Module:
+    """Run one black image through, because many networks have a smallest size and no word for it.
+
+    In evaluation mode and without gradients, so that neither weights nor counters change.
+    """
+    training = model.training
+    try:
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, channels, image_size, image_size))
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise _cannot_build(what, channels, image_size, error) from error
+    return model.train(training)
 
 
 def _cannot_build(what: str, channels: int, image_size: int, error: Exception) -> UsageError:
