@@ -206,6 +206,8 @@ def mend(reason: str) -> str:
         return "another process holds its memory: stop that one, or choose another device"
     if "exclusive" in text or "busy or unavailable" in text:
         return "another process has it to itself: stop that one, or choose another device"
+    if "forked subprocess" in text:
+        return "start worker processes with the method 'spawn' or 'forkserver'"
     if "driver" in text and "insufficient" in text:
         return f"its driver is too old for this PyTorch ({runtime.build()}): update the driver"
     return ""

@@ -20,10 +20,16 @@ def synchronize(device: torch.device) -> None:
     own = module(device.type)
     if device.type == "mps":
         torch.mps.synchronize()
-    elif is_current_type(device):
-        torch.accelerator.synchronize(device)
-    elif own is not None and hasattr(own, "synchronize"):
+    elif hasattr(own, "synchronize"):
         own.synchronize(device)
+    elif is_current_type(device):
+        try:
+            torch.accelerator.synchronize(device)
+        except RuntimeError as error:
+            # An out-of-tree device without queues has nothing to wait for; every other error is
+            # that of an earlier operation.
+            if "support synchronizing" not in str(error):
+                raise
 
 
 def stream(device: torch.device) -> torch.Stream | None:
