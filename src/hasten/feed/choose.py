@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
 _RESIDENT_SHARE = 0.25  # of the device's free memory
 _MOST_WORKERS = 16
+_WAITS = "mostly waiting"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +188,12 @@ def _measured(options: Options, maker: Maker, clock: Clock) -> Plan:
     each = f"{duration(cost.seconds)} a sample"
     if batch_s < _CHEAP_BATCH_S:
         return Plan(name="inline", reason=f"{each}, too cheap to hand over")
-    if maker.fetch is not None:
-        return _threads(runtime.cores(), each)
     busy = min(1.0, cost.cpu_seconds / cost.seconds) if cost.seconds else 1.0
     cores = runtime.cores()
+    if maker.fetch is not None:
+        if busy > 0.5:
+            return _threads(cores, each)
+        return _threads(min(_MOST_WORKERS, math.ceil(cores / max(busy, 0.05))), f"{each}, {_WAITS}")
     if cores == 1 and busy > 0.5:
         return Plan(name="inline", reason=f"{each}, and one core")
     if cost.seconds * count < _START_WORKERS_S:
@@ -202,7 +206,7 @@ def _measured(options: Options, maker: Maker, clock: Clock) -> Plan:
     fits = room // (4 * batch_bytes) if batch_bytes and room is not None else wanted
     if fits < 1:
         return Plan(name="inline", reason=f"{each}, but /dev/shm has room for no batches")
-    reason = each if busy > 0.5 else f"{each}, mostly waiting"
+    reason = each if busy > 0.5 else f"{each}, {_WAITS}"
     if fits < wanted:
         reason += f", /dev/shm has room for {fits} workers' batches"
     return _processes(options, min(wanted, fits), reason)
@@ -215,6 +219,28 @@ def _threads(count: int, reason: str) -> Plan:
 def _processes(options: Options, count: int, reason: str) -> Plan:
     each = options.prefetch_factor or 2
     return Plan(name="processes", reason=reason, workers=count, prefetch_batches=each * count)
+
+
+def larger(options: Options, plan: Plan) -> Plan | None:
+    """The next plan to try where the loop waits; None where this one is all there is.
+
+    Only plans that were chosen here grow, not those that were asked for.
+    """
+    chosen = options.plan == "auto" and options.num_workers == "auto"
+    if not chosen or options.iterable or plan.name not in ("inline", "threads", "processes"):
+        return None
+    cores = runtime.cores()
+    if plan.name == "inline":
+        if cores == 1:
+            return None
+        grown = _processes(options, 1, plan.reason)
+    else:
+        count = plan.workers + max(1, plan.workers // 4)
+        if count > min(_MOST_WORKERS, 2 * cores):
+            return None
+        make = _threads if plan.name == "threads" else partial(_processes, options)
+        grown = make(count, plan.reason)
+    return replace(grown, pinned=plan.pinned, ahead_batches=plan.ahead_batches)
 
 
 def duration(seconds: float) -> str:

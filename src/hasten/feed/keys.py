@@ -54,6 +54,11 @@ def permutation(count: int, seed: int, epoch: int) -> Indices:
     return order
 
 
+def workers_generator(seed: int, epoch: int) -> torch.Generator:
+    """What DataLoader draws its workers' seed from: else it would draw from the global one."""
+    return torch.Generator().manual_seed(mix(seed, epoch, WORKERS))
+
+
 def _finish(words: Words) -> Words:
     words = words + np.uint64(_GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)

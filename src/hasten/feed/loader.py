@@ -7,20 +7,21 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
 from hasten.feed import tables
-from hasten.feed.choose import choose
+from hasten.feed.adapt import Watch
+from hasten.feed.choose import choose, larger
 from hasten.feed.keys import Indices, SampleRandom
 from hasten.feed.options import Options
-from hasten.feed.order import GivenOrder, Order, OwnOrder, sampler_of
+from hasten.feed.order import order_of
 from hasten.feed.place import Ahead, tensors
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Maker, pinned
@@ -112,7 +113,7 @@ class Loader:
         self.skipped: list[tuple[Any, str]] = []
         self.skipped_count = 0
         self._clock = clock
-        self._order = _order(self._options)
+        self._order = order_of(self._options)
         self._maker = Maker(
             dataset,
             collate_fn,
@@ -127,6 +128,7 @@ class Loader:
         self._epoch = 0
         self._first = 0
         self._cursor = _Cursor(0, 0)
+        self._changes: list[tuple[Plan, Plan]] = []
 
     @property
     def dataset(self) -> Any:
@@ -147,6 +149,12 @@ class Loader:
     def plan(self) -> Plan:
         """How batches on the host are made (`to(device).plan` for a device)."""
         return self._feed(None).plan
+
+    def explain(self, device: torch.device | str | None = None) -> str:
+        """The plan in a paragraph, for a device or the host, and how it changed on the way."""
+        where = None if device is None else torch.device(device)
+        changes = [f"  changed from {old} to {new}" for old, new in self._changes]
+        return "\n".join([self._feed(where).plan.explain(), *changes])
 
     def __len__(self) -> int:
         """Batches an epoch.
@@ -234,7 +242,8 @@ class Loader:
                     self._table = tables.recognise(self._options.dataset, self._options.collate_fn)
                 self._recognised = True
             plan = choose(self._options, self._table, self._maker, device, clock=self._clock)
-            found = self._feeds[device] = _Feed(plan, self._source(plan, device))
+            watch = Watch(partial(larger, self._options), self._clock)
+            found = self._feeds[device] = _Feed(plan, self._source(plan, device), watch)
             _log.info("feed: %s", plan)
         return found
 
@@ -274,7 +283,10 @@ class Loader:
         self, cursor: _Cursor, device: torch.device | None, ahead: Ahead | None
     ) -> Iterator[Any]:
         feed = self._feed(device)
-        host = feed.source.batches(cursor.epoch, cursor.batch)
+        host = source = feed.source.batches(cursor.epoch, cursor.batch)
+        watched = feed.plan.name in ("inline", "threads", "processes")
+        if watched:
+            host = feed.watch.timed(source)
         items = self._placed(host, feed.plan, ahead)
         transform = self._options.device_transform
         try:
@@ -288,12 +300,23 @@ class Loader:
                     draws = SampleRandom(self.seed, cursor.epoch, rows, device)
                     cursor.batch = number + 1
                     yield transform(batch, draws)
+            if watched:
+                self._adapt(feed, device)
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
                 self._cursor = _Cursor(self._epoch, 0)
         finally:
-            for running in (items, host):
+            for running in (items, host, source):
                 running.close()
+
+    def _adapt(self, feed: _Feed, device: torch.device | None) -> None:
+        plan = feed.watch.next_plan(feed.plan)
+        if plan == feed.plan or self._feeds.get(device) is not feed:
+            return
+        _log.info("feed: %s (before: %s)", plan, feed.plan)
+        self._changes.append((feed.plan, plan))
+        feed.source.close()
+        feed.plan, feed.source = plan, self._source(plan, device)
 
     @staticmethod
     def _placed(
@@ -343,6 +366,10 @@ class DeviceLoader:
         """Host time spent pinning and copying so far, all epochs; part of the time in next()."""
         return self._ahead.copy_seconds if self._ahead is not None else 0.0
 
+    def explain(self) -> str:
+        """See `Loader.explain`."""
+        return self.loader.explain(self.device)
+
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
@@ -372,25 +399,4 @@ class _Cursor:
 class _Feed:
     plan: Plan
     source: Source
-
-
-def _order(options: Options) -> Order | None:
-    if options.iterable:
-        return None
-    size, dataset = options.batch_size, options.dataset
-    if options.own_order and size is not None:
-        return OwnOrder(
-            dataset,
-            size,
-            shuffle=bool(options.shuffle),
-            drop_last=options.drop_last,
-            seed=options.seed,
-        )
-    if options.batch_sampler is not None:
-        return GivenOrder(options.batch_sampler, options.seed, options.generator)
-    sampler = options.sampler
-    if sampler is None:
-        sampler = sampler_of(dataset, shuffle=bool(options.shuffle), generator=options.generator)
-    if size is not None:
-        sampler = BatchSampler(sampler, size, options.drop_last)
-    return GivenOrder(sampler, options.seed, options.generator)
+    watch: Watch

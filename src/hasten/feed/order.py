@@ -12,7 +12,6 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -21,6 +20,7 @@ from torch.utils.data import (
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.keys import SAMPLER, mix, permutation
+from hasten.feed.options import Options
 
 # They draw all that they need when they start (or keep a generator of their own from then on),
 # so the global generators need to be seeded for their first batch only.
@@ -163,8 +163,29 @@ class GivenOrder:
         self._to_restore = state.get("generator")
 
 
-def sampler_of(dataset: Sized, *, shuffle: bool, generator: torch.Generator | None) -> Sampler[int]:
-    """The sampler that DataLoader makes where none is given."""
-    if shuffle:
-        return RandomSampler(dataset, generator=generator)
-    return SequentialSampler(dataset)
+def order_of(options: Options) -> Order | None:
+    """The order that the options ask for; None for a stream."""
+    if options.iterable:
+        return None
+    size, dataset = options.batch_size, options.dataset
+    if options.own_order and size is not None:
+        return OwnOrder(
+            dataset,
+            size,
+            shuffle=bool(options.shuffle),
+            drop_last=options.drop_last,
+            seed=options.seed,
+        )
+    if options.batch_sampler is not None:
+        return GivenOrder(options.batch_sampler, options.seed, options.generator)
+    sampler = options.sampler
+    if sampler is None:
+        shuffled = bool(options.shuffle)
+        sampler = (
+            RandomSampler(dataset, generator=options.generator)
+            if shuffled
+            else SequentialSampler(dataset)
+        )
+    if size is not None:
+        sampler = BatchSampler(sampler, size, options.drop_last)
+    return GivenOrder(sampler, options.seed, options.generator)

@@ -63,8 +63,17 @@ class Ahead:
 
     def _overlapped(self, items: Iterator[Item], plan: Plan) -> Generator[Item, None, None]:
         side = self._on.stream(self._device)
-        ready: deque[tuple[Item, Any, int]] = deque()
         held: deque[tuple[Any, Any]] = deque()
+        try:
+            yield from self._queued(items, plan, side, held)
+        finally:
+            for event, _ in held:  # the copies' source must outlive them
+                event.synchronize()
+
+    def _queued(
+        self, items: Iterator[Item], plan: Plan, side: Any, held: deque[tuple[Any, Any]]
+    ) -> Generator[Item, None, None]:
+        ready: deque[tuple[Item, Any, int]] = deque()
         waiting_bytes = 0
         more = True
         while True:

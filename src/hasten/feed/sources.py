@@ -176,7 +176,7 @@ class Stream:
         while True:
             try:
                 if inside is None or source is None:
-                    randomness.seed(mix(self._seed, epoch, WORKERS))
+                    randomness.seed(mix(self._seed, epoch, WORKERS, 0))  # as worker 0 of 1
                     source = iter(self._dataset)
                     samples = list(islice(source, first * size, (first + 1) * size))
                 else:
@@ -186,6 +186,13 @@ class Stream:
                 give = bool(samples) and (whole or not self._drop_last)
                 batch = self._collated(samples, number) if give else None
                 inside = randomness.save()
+            except DataError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"the stream {type(self._dataset).__name__} raised {type(error).__name__} "
+                    f"in batch {number}: {error}"
+                ) from error
             finally:
                 randomness.restore(outside)
             if give:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hasten.errors import DataError, UsageError
-from hasten.feed.keys import WORKERS, mix
+from hasten.feed import randomness
+from hasten.feed.keys import WORKERS, mix, workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
@@ -21,6 +22,12 @@ from hasten.feed.sources import Item, Report
 
 Job = tuple[int, int, Any]
 """(epoch, number of the batch, its indices): what travels to a worker."""
+
+
+_ON_HOST = (
+    "Worker processes share no accelerator: leave samples on the host, and let "
+    "Loader(...).to(device) move the batches"
+)
 
 
 class RemoteError(Exception):
@@ -48,15 +55,36 @@ class _Worker:
         if device:
             made.batch = None
             made.failure = (
-                f"a worker process made a tensor on {device}: leave samples on the host and let "
-                "Loader(...).to(device) move the batches",
+                f"a worker process made a tensor on {device}. {_ON_HOST}",
                 "",
             )
         return made
 
 
+class _StreamWorker(IterableDataset[Any]):
+    """The stream that DataLoader's workers see: begun once an epoch."""
+
+    def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        if _start_failure is not None:
+            raise DataError(_start_failure[0])
+        worker = get_worker_info()
+        assert worker is not None
+        randomness.seed(mix(self._seed, self._epoch, WORKERS, worker.id))
+        self._epoch += 1
+        return iter(self._dataset)
+
+
 class _Start:
-    """The user's worker_init_fn, whose failure is kept for the first batch."""
+    """What a worker does first; a failure of the user's worker_init_fn is kept for a batch.
+
+    Ctrl-C goes to every process of the terminal, but what becomes of the run is for the main one
+    to say. A handler of SIGTERM that came with the fork is the main one's too.
+    """
 
     def __init__(self, function: Callable[[int], None] | None) -> None:
         self._function = function
@@ -64,6 +92,8 @@ class _Start:
     def __call__(self, worker: int) -> None:
         global _start_failure  # one a process, and this process is a worker
         _start_failure = None
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._function is None:
             return
         try:
@@ -108,36 +138,34 @@ class Processes:
         self._maker = maker
         self._order = order
         self._report = report
-        self._jobs = _Jobs()
-        self._generator = torch.Generator()
         self._persistent = bool(options.persistent_workers)
-        self._loader: DataLoader[Any] | None = None
+        self._lasting: tuple[DataLoader[Any], _Jobs] | None = None
+        self._lasting_epoch = 0
 
-    def _build(self) -> DataLoader[Any]:
+    def _build(self, jobs: _Jobs, epoch: int) -> DataLoader[Any]:
         options, plan = self._options, self._plan
         common: dict[str, Any] = {
             "num_workers": plan.workers,
             "pin_memory": plan.pinned,
             "timeout": options.timeout,
             "multiprocessing_context": options.multiprocessing_context,
-            "generator": self._generator,  # else the workers' seed is drawn from the global one
             "prefetch_factor": max(1, plan.prefetch_batches // plan.workers),
             "persistent_workers": self._persistent,
         }
+        start = _Start(options.worker_init_fn)
         if self._order is None:
             return DataLoader(
-                options.dataset,
+                _StreamWorker(options.dataset, self._maker.seed, epoch),
                 batch_size=options.batch_size,
                 drop_last=options.drop_last,
                 collate_fn=options.collate_fn,
-                worker_init_fn=options.worker_init_fn,
+                worker_init_fn=start,
                 **common,
             )
-        start = _Start(options.worker_init_fn)
         return DataLoader(
             _Worker(self._maker),  # type: ignore[arg-type]
             batch_size=None,
-            sampler=self._jobs,
+            sampler=jobs,
             collate_fn=_as_it_is,  # type: ignore[arg-type]
             worker_init_fn=start,
             **common,
@@ -145,26 +173,25 @@ class Processes:
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        self._generator.manual_seed(mix(self._maker.seed, epoch, WORKERS))
+        if self._order is None and epoch != self._lasting_epoch + 1:
+            self.close()  # the workers' copies of a stream count epochs themselves
+        jobs = _Jobs()
+        loader, jobs = self._lasting or (self._build(jobs, epoch), jobs)
+        if self._persistent:
+            self._lasting, self._lasting_epoch = (loader, jobs), epoch
+        loader.generator = workers_generator(self._maker.seed, epoch)
         if self._order is not None:
-            self._jobs.start(self._order, epoch, first)
-        if self._loader is None:
-            self._loader = self._build()
+            jobs.start(self._order, epoch, first)
         running: Any = None
         try:
-            running = self._start_workers(self._loader)
+            running = self._start_workers(loader)
             if self._order is None:
                 yield from self._stream(running, first)
             else:
-                yield from self._made(running)
-        except RuntimeError as error:
-            if isinstance(error, DataError):
-                raise
-            message = _worker_trouble(error, self._options.timeout)
-            if message is None:
-                raise
-            self.close()
-            raise DataError(message) from error
+                yield from self._made(running, jobs)
+        except BaseException:
+            self.close()  # persistent workers too: what they were sent is of no use any more
+            raise
         finally:
             if not self._persistent:
                 _shut(running)
@@ -172,16 +199,23 @@ class Processes:
     def _start_workers(self, loader: DataLoader[Any]) -> Any:
         try:
             return iter(loader)
-        except (AttributeError, TypeError, ImportError) as error:
-            raise _unpicklable(error, self._options.dataset) from error
         except Exception as error:
-            if type(error).__name__ == "PicklingError":
+            if "pickl" in f"{type(error).__name__} {error}".lower():
                 raise _unpicklable(error, self._options.dataset) from error
             raise
 
-    def _made(self, running: Iterator[Made]) -> Generator[Item, None, None]:
-        for made in running:
-            indices = self._jobs.indices.pop(made.number)
+    def _made(self, running: Iterator[Made], jobs: _Jobs) -> Iterator[Item]:
+        while True:
+            try:
+                made = next(running)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                trouble = _worker_trouble(error, self._options.timeout, running)
+                if trouble is None:
+                    raise
+                raise DataError(trouble) from error
+            indices = jobs.indices.pop(made.number)
             if made.failure is not None:
                 message, text = made.failure
                 raise DataError(message) from (RemoteError(text) if text else None)
@@ -191,15 +225,26 @@ class Processes:
                 yield made.number, made.batch, indices if made.kept is None else made.kept
 
     def _stream(self, running: Iterator[Any], first: int) -> Generator[Item, None, None]:
-        for number, batch in enumerate(running):
+        number = 0
+        while True:
+            try:
+                batch = next(running)
+            except StopIteration:
+                return
+            except Exception as error:
+                trouble = _worker_trouble(error, self._options.timeout, running)
+                last_line = str(error).strip().rsplit("\n", 1)[-1]
+                text = trouble or f"the stream failed in a worker process: {last_line}"
+                raise DataError(text) from error
             if number >= first:
                 yield number, batch, None
+            number += 1
 
     def close(self) -> None:
         """See `Source`."""
-        if self._loader is not None:
-            _shut(self._loader._iterator)
-            self._loader = None
+        if self._lasting is not None:
+            _shut(self._lasting[0]._iterator)
+            self._lasting = None
 
 
 def _as_it_is(made: Made) -> Made:
@@ -212,7 +257,10 @@ def _shut(running: Any) -> None:
 
 
 def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+    if "Cannot re-initialize" in text:
+        text += f". {_ON_HOST}"
+    return text
 
 
 def _device_tensor(batch: Any) -> str:
@@ -234,28 +282,30 @@ def _unpicklable(error: Exception, dataset: Any) -> UsageError:
     )
 
 
-def _worker_trouble(error: RuntimeError, timeout_s: float) -> str | None:
-    """What became of a worker, from what DataLoader says of it; None if it is something else."""
+def _worker_trouble(error: Exception, timeout_s: float, running: Any) -> str | None:
+    """What became of a worker, where DataLoader says that it is gone; None if it is not that."""
     text = str(error)
     if "timed out after" in text:
         return f"no batch came from the worker processes within timeout={timeout_s:g} s"
-    killed = re.search(r"worker \(pid\(?s?\)? ?([\d, ]+)\) is killed by signal: ([^.]*)", text)
-    if killed:
-        return f"worker process {killed[1]} was killed ({killed[2].strip()}). {_likely(killed[2])}"
-    if re.search(r"worker.*exited unexpectedly", text):
-        return f"{text}. {_likely('')}"
-    return None
+    if not re.search(r"worker \(pid.*(killed by signal|exited unexpectedly)", text):
+        return None
+    for worker in running._workers:
+        worker.join(timeout=1)  # its exit status may take a moment
+        if worker.exitcode is not None and worker.exitcode < 0:
+            name = signal.Signals(-worker.exitcode).name
+            return f"worker process {worker.pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"
+    codes = [worker.exitcode for worker in running._workers if worker.exitcode]
+    return f"a worker process ended with exit status {codes[0] if codes else 0}. {_CRASH}"
 
 
-def _likely(name: str) -> str:
-    if "Bus" in name or name == signal.Signals.SIGBUS.name:
-        return (
-            "Likely /dev/shm, through which batches travel, is full: give it more (docker run "
-            "--shm-size=8g), or use fewer workers or a smaller batch"
-        )
-    if "Killed" in name or not name:
-        return (
-            "Likely the machine ran out of memory (see `dmesg`): use fewer workers, a smaller "
-            "batch or prefetch_factor=1"
-        )
-    return "Likely native code of the data set crashed: try num_workers=0 to see where"
+_CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
+_LIKELY = {
+    "SIGKILL": (
+        "Likely the machine ran out of memory (see `dmesg`): use fewer workers, a smaller batch "
+        "or prefetch_factor=1"
+    ),
+    "SIGBUS": (
+        "Likely /dev/shm, through which batches travel, is full: give it more (docker run "
+        "--shm-size=8g), or use fewer workers or a smaller batch"
+    ),
+}
