@@ -11,6 +11,8 @@ the resizing, release the interpreter lock. What comes in, and how:
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,9 @@ T = TypeVar("T")
 
 MAX_PIXELS = 1 << 27
 """Images of more pixels (134 million) are refused: decoded, they could fill the memory."""
+
+MAX_FILE_BYTES = 1 << 30
+"""Files of more bytes are refused: as many pixels in 16 bits take less."""
 
 _MARGIN = 1.5  # decoded pixels for each one wanted; below that the reduced scale shows
 _REDUCIBLE = 16  # pixels: smaller JPEGs are decoded whole
@@ -291,13 +296,23 @@ def reason(error: ImageError, name: str) -> str:
 
 
 def read_file(path: str | Path, name: str) -> bytes:
-    """Contents of a file.
+    """Contents of an image file.
 
     Raises:
-        ImageError: it cannot be read.
+        ImageError: it cannot be read, is a device or a pipe, or is larger than any image.
     """
     try:
-        return Path(path).read_bytes()
+        status = os.stat(path)  # noqa: PTH116 - hot
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ImageError(f"{name}: is {kind}")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ImageError(
+                f"{name}: has {status.st_size:,} bytes, more than the {MAX_FILE_BYTES:,} that are "
+                "read"
+            )
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - hot
+            return file.read()
     except OSError as error:
         raise ImageError(f"{name}: cannot be read ({error.strerror or error})") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import pickle
 import struct
 import warnings
@@ -427,6 +428,15 @@ def test_damaged_files_give_an_image_or_our_error(kind: str) -> None:
 def test_a_missing_file_and_unusable_arguments(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="No such file"):
         decode(tmp_path / "absent.png")
+    with pytest.raises(ImageError, match="is a folder"):
+        decode(tmp_path)
+    os.mkfifo(tmp_path / "pipe.png")  # opening it would wait for ever
+    with pytest.raises(ImageError, match="not a regular file"):
+        decode(tmp_path / "pipe.png")
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.truncate(decoding.MAX_FILE_BYTES + 1)  # takes no room: it has no blocks
+    with pytest.raises(ImageError, match="1,073,741,825 bytes"):
+        decode(tmp_path / "huge.png")
     with pytest.raises(UsageError, match="channels"):
         decode(stored(PICTURE, "PNG"), channels=4)
 

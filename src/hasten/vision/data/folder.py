@@ -62,7 +62,7 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
         problems: Problems | None = None,
         total: int | None = None,
     ) -> None:
-        self.root = str(root)
+        self.root = os.path.abspath(root)  # noqa: PTH100 - the working folder may change
         self.labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
         self.preparation = preparation
         self.augment = augment
