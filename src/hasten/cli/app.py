@@ -10,6 +10,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from hasten.cli.devices import devices
+from hasten.cli.evaluate import evaluate
+from hasten.cli.predict import predict
 from hasten.cli.train import train
 from hasten.errors import HastenError
 
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (devices, train):
+for _command in (devices, train, evaluate, predict):
     app.command()(_command)
 
 
