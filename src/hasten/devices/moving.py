@@ -55,14 +55,8 @@ def move(obj: T, device: torch.device | str | int, *, non_blocking: bool | None 
         UsageError: a container holds itself.
         RuntimeError: the device has no memory left, or refuses the tensor's dtype.
     """
-    kind = type(obj)
-    if kind is tuple or kind is list:
-        # A batch is mostly two tensors that are in place already: no walk for these.
-        for item in obj:  # type: ignore[attr-defined]
-            if type(item) is not torch.Tensor or item.device != device:
-                break
-        else:
-            return obj
+    if _is_there(obj, device):
+        return obj
     walk = _Walk(device, non_blocking)
     moved = walk.visit(obj, "")
     for path, what, advice in walk.left:
@@ -72,6 +66,26 @@ def move(obj: T, device: torch.device | str | int, *, non_blocking: bool | None 
             stacklevel=2,
         )
     return moved  # type: ignore[no-any-return]
+
+
+def _is_there(obj: object, device: object) -> bool:
+    """Whether it is plainly in place: a tensor, or a plain container of nothing but tensors.
+
+    Most batches are two tensors; of those that a loader has moved already no walk is due.
+    """
+    kind = type(obj)
+    if kind is torch.Tensor:
+        return obj.device == device  # type: ignore[attr-defined, no-any-return]
+    if kind is tuple or kind is list:
+        items = obj
+    elif kind is dict:
+        items = obj.values()  # type: ignore[attr-defined]
+    else:
+        return False
+    for item in items:  # type: ignore[attr-defined]  # noqa: SIM110  (a generator costs more)
+        if type(item) is not torch.Tensor or item.device != device:
+            return False
+    return True
 
 
 _said: set[type] = set()

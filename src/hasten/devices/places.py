@@ -33,7 +33,7 @@ class Kind(enum.Enum):
     STATE = "state of an optimizer"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """Where one tensor was found."""
 
@@ -41,20 +41,27 @@ class Place:
     root: str
     """First part of the path: the object as the caller named it."""
     kind: Kind
-    device: torch.device
-    scalar: bool
-    """Whether it has no dimensions."""
-    layout: str
-    """Dtype and shape, such as ``float32 [64, 3]``."""
+    tensor: torch.Tensor
     owner: str = ""
     """Class of the module that holds it."""
     name: str = ""
     """Attribute of that module."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensor lies."""
+        return self.tensor.device
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the tensor has no dimensions."""
+        return self.tensor.dim() == 0
+
     def describe(self) -> str:
         """Dtype, shape, and how it is held where that is out of the ordinary."""
+        layout = f"{str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)}"
         usual = self.kind in {Kind.DATA, Kind.REGISTERED}
-        return self.layout if usual else f"{self.layout}, {self.kind.value}"
+        return layout if usual else f"{layout}, {self.kind.value}"
 
 
 def places(roots: Mapping[str, Any]) -> list[Place]:
@@ -111,9 +118,7 @@ class _Search:
 
     def add(self, tensor: torch.Tensor, path: str, kind: Kind, owner: str, name: str) -> None:
         self.names[id(tensor)] = path
-        layout = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        scalar = tensor.dim() == 0
-        self.found.append(Place(path, self.root, kind, tensor.device, scalar, layout, owner, name))
+        self.found.append(Place(path, self.root, kind, tensor, owner, name))
 
     def module(self, module: nn.Module, path: str, kind: Kind, owner: str, name: str) -> None:
         registered = Kind.REGISTERED if kind is Kind.DATA else kind

@@ -163,13 +163,20 @@ def test_who_put_anything_on_an_accelerator_means_to_compute_there():
     assert lines == ["batch = hasten.move(batch, 'cuda:1')"]
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on a device that need not be here."""
+
+    device = None
+
+
 def mend_lines(devices):
-    """What the message advises for tensors on devices that need not be here."""
     found = []
     for path, name in devices.items():
         root = path.split(".")[0].split("[")[0]
         kind = meeting.Kind.REGISTERED if root == "model" else meeting.Kind.DATA
-        found.append(meeting.Place(path, root, kind, torch.device(name), False, "float32 [2]"))
+        tensor = torch.ones(2).as_subclass(Elsewhere)
+        tensor.device = torch.device(name)
+        found.append(meeting.Place(path, root, kind, tensor))
     counts = Counter(place.device for place in found)
     text = str(meeting._mismatch(found, counts))
     return [line.strip() for line in text.split("What to do:\n")[1].splitlines()]
