@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Before torch loads its OpenMP: see docs/notes/001-threads-that-spin.md.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 # Threads that libraries keep for the life of the process, by the start of their names.
 _LASTING_THREADS = ("pydevd", "ThreadPoolExecutor-tqdm", "IPython", "asyncio_")
 

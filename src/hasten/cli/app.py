@@ -9,6 +9,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from hasten.cli.compare import compare
 from hasten.cli.devices import devices
 from hasten.cli.evaluate import evaluate
 from hasten.cli.predict import predict
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (devices, train, evaluate, predict):
+for _command in (devices, train, evaluate, predict, compare):
     app.command()(_command)
 
 
@@ -50,6 +51,10 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with 0 done, 1 the work failed, 2 wrong usage, 130 Ctrl-C."""
     warnings.showwarning = _warn
+    # torch is not imported yet, and reads this when it is. GNU OpenMP's threads otherwise spin at
+    # each barrier for as long as a time slice, which on cores that others use too makes a step
+    # several times slower: docs/notes/001-threads-that-spin.md has the figures.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     sys.exit(_run(arguments))
 
 
