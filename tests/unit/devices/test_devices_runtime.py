@@ -11,7 +11,7 @@ import torch
 import hasten
 from hasten import devices
 from hasten.devices import dtypes, runtime
-from hasten.devices.runtime import builds
+from hasten.devices.runtime import builds, presence
 
 CPU = torch.device("cpu")
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -94,6 +94,36 @@ def test_an_absent_device_answers_every_question_with_nothing():
     assert runtime.multiprocessors(absent) is None
     assert runtime.name(absent) == str(absent)
     assert not runtime.can_pin(absent)
+
+
+def test_a_cuda_build_without_a_gpu_has_no_accelerator(monkeypatch):
+    """There ``torch.accelerator`` names the compiled-for device unless it is told to look."""
+
+    def current(check_available=False):
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert runtime.compiled_for() == "cuda"
+    assert runtime.accelerator() is None
+    assert runtime.devices() == []
+    assert runtime.count("cuda") == 0
+    assert runtime.with_index(torch.device("cuda")) == torch.device("cuda", 0)
+
+
+def test_siblings_follow_the_current_device_and_other_types_follow_those(monkeypatch):
+    class Xpu:
+        is_available = staticmethod(lambda: True)
+        device_count = staticmethod(lambda: 1)
+
+    own = {"cuda": torch.cuda, "xpu": Xpu}
+    monkeypatch.setattr(presence, "module", own.get)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [str(device) for device in runtime.devices()] == ["cuda:1", "cuda:0", "xpu:0"]
 
 
 def test_the_build_is_named():
