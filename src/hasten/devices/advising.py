@@ -96,14 +96,14 @@ def _nvidia(facts: Facts) -> str:
         return f"{here} is in the machine but no driver of it is to be seen: {remedy}{also}"
     if not facts.build.startswith("cuda"):
         return _wrong_build(facts, here, _install_cuda(driver))
-    if hidden := _hidden(facts, "CUDA_VISIBLE_DEVICES"):
-        return f"{here} is hidden by {hidden}"
     built = _version(facts.build)
     if driver.cuda is not None and built and driver.cuda[0] < built[0]:
         return (
             f"{here} has a driver ({driver.version}, for CUDA {driver.cuda[0]}) that is too old "
             f"for this PyTorch ({facts.build}): update NVIDIA's driver, or {_install_cuda(driver)}"
         )
+    if hidden := _hidden(facts, "CUDA_VISIBLE_DEVICES"):
+        return f"{here} is hidden by {hidden}"
     return _unknown(facts, here, "nvidia-smi")
 
 
@@ -175,8 +175,13 @@ def _install_cuda(driver: Driver | None) -> str:
 
 
 def _hidden(facts: Facts, variable: str) -> str:
+    """The variable as it is set, if it leaves no device to be seen."""
     value = facts.environ.get(variable)
     if value is None:
+        return ""
+    first = value.split(",")[0].strip()
+    # What follows an entry that is no device is ignored; a UUID or a filter is taken as it is.
+    if first.isdecimal() and int(first) < len(facts.cards):
         return ""
     return f"the environment variable {variable}={value!r}: unset it, or name devices that exist"
 

@@ -40,6 +40,18 @@ MAC = Facts(apple_silicon=True, python_machine="arm64", build="mps")
             ["hidden by", "CUDA_VISIBLE_DEVICES=''", "unset it"],
         ),
         (
+            replace(NVIDIA, build="cuda 13.0", environ={"CUDA_VISIBLE_DEVICES": "2,0"}),
+            ["hidden by", "CUDA_VISIBLE_DEVICES='2,0'"],
+        ),
+        (
+            replace(NVIDIA, build="cuda 13.0", environ={"CUDA_VISIBLE_DEVICES": "1"}),
+            ["does not see it"],
+        ),
+        (
+            replace(NVIDIA, build="cuda 13.0", driver=OLD, environ={"CUDA_VISIBLE_DEVICES": ""}),
+            ["too old", "update NVIDIA's driver"],
+        ),
+        (
             replace(NVIDIA, build="cuda 12.8", driver=MIDDLE, failure="RuntimeError: error 802"),
             ["does not see it", "error 802", "nvidia-smi"],
         ),
