@@ -75,7 +75,7 @@ def test_too_small_images_are_refused_with_what_to_do() -> None:
     assert "8×8 or more, these are 7×7" in refused("small", image_size=7)
 
 
-@pytest.mark.parametrize("image_size", [8, 9, 16, 28, 32, 64, 97])
+@pytest.mark.parametrize("image_size", [8, 9, 16, 28, 32, 64, 97, 224])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_small_takes_any_image(image_size: int, channels: int) -> None:
     model = models.create("small", classes=5, channels=channels, image_size=image_size)
@@ -83,6 +83,16 @@ def test_small_takes_any_image(image_size: int, channels: int) -> None:
     assert scores.shape == (2, 5)
     scores.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_small_does_not_cost_more_than_its_image_is_worth() -> None:
+    sides = {}
+    for image_size in (8, 28, 64, 128, 224):
+        model = models.create("small", classes=5, channels=3, image_size=image_size).eval()
+        with torch.no_grad():
+            features = model.features[:-1](torch.randn(1, 3, image_size, image_size))
+        sides[image_size] = features.shape[-1]
+    assert sides == {8: 2, 28: 7, 64: 16, 128: 16, 224: 14}
 
 
 @pytest.mark.parametrize(
