@@ -59,11 +59,10 @@ def evaluate(
     Examples: `hasten evaluate runs/NAME`, `hasten evaluate runs/NAME photos/`,
     `hasten evaluate runs/NAME fashion-mnist --which last`.
     """
-    from hasten.cli.train import number_or_auto
     from hasten.vision.classify import check_count
     from hasten.vision.evaluating import measure
 
-    workers = number_or_auto(num_workers, "--num-workers")
+    workers = options.worker_count(num_workers)
     check_count(batch_size, "--batch-size")
     stream = output.people_stream(json)
     say = options.teller(stream)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from hasten.cli.train import number_or_auto
 from hasten.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +105,18 @@ class ModelOptions:
         device = classifier.device
         say(f"Using device: {device} ({runtime.name(device)}), {classifier.precision}")
         return classifier
+
+
+def worker_count(text: str) -> int | str:
+    """What ``--num-workers`` says.
+
+    Raises:
+        UsageError: it is neither a whole number from 0 up nor ``auto``.
+    """
+    workers = number_or_auto(text, "--num-workers")
+    if isinstance(workers, int) and workers < 0:
+        raise UsageError(f"--num-workers is {workers}: a whole number from 0 up, or auto")
+    return workers
 
 
 def teller(stream: TextIO) -> Callable[[str], None]:

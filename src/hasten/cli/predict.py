@@ -65,11 +65,10 @@ def predict(
         raise UsageError("-0 is for paths on standard input: give - among the files")
     listed = options.standard_input() if "-" in files else None
 
-    from hasten.cli.train import number_or_auto
     from hasten.vision import predicting
     from hasten.vision.classify import check_count
 
-    workers = number_or_auto(num_workers, "--num-workers")
+    workers = options.worker_count(num_workers)
     wanted = _TOP if top is None else top
     check_count(wanted, "--top")
     check_count(batch_size, "--batch-size")
@@ -108,7 +107,8 @@ def predict(
             }
         )
     if skipped:
-        warn(f"{len(skipped):,} of the files could not be used")
+        files_text = "1 file" if len(skipped) == 1 else f"{len(skipped):,} files"
+        warn(f"{files_text} could not be used")
         raise typer.Exit(1)
 
 

@@ -127,19 +127,8 @@ class Classifier:
         """
         if isinstance(image, (str, Path)):
             return self.preparation(image)
-        pixels = torch.from_numpy(image) if isinstance(image, np.ndarray) else image
+        pixels = _pixels(image)
         channels = self.preparation.channels
-        if isinstance(image, np.ndarray):
-            pixels = pixels.unsqueeze(2) if pixels.dim() == 2 else pixels
-            pixels = pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels
-        if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.dim() != 3:
-            kind = f"{type(image).__name__}"
-            if isinstance(pixels, Tensor):
-                kind += f" of {pixels.dtype}, {list(image.shape)}"
-            raise UsageError(
-                "an image is a path, a uint8 tensor [C, H, W] or a uint8 array [H, W, C], not a"
-                f" {kind}"
-            )
         if pixels.shape[0] != channels or not pixels.numel():
             raise UsageError(
                 f"the model takes images of {channels} channel(s), this one is [C, H, W] ="
@@ -307,6 +296,22 @@ def check_count(value: object, name: str) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} is {value!r}: a whole number from 1 up")
+
+
+def _pixels(image: object) -> Tensor:
+    """A uint8 array [H, W] or [H, W, C], or tensor [C, H, W], as uint8 [C, H, W]."""
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3):
+        # A copy: arrays may be read-only or run backwards, as BGR turned to RGB does.
+        pixels = torch.from_numpy(np.array(image, order="C"))
+        return pixels[None] if image.ndim == 2 else pixels.permute(2, 0, 1)
+    if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.dim() == 3:
+        return image
+    kind = type(image).__name__
+    if isinstance(image, (Tensor, np.ndarray)):
+        kind = f"{kind} of {image.dtype}, {list(image.shape)}"
+    raise UsageError(
+        f"an image is a path, a uint8 tensor [C, H, W] or a uint8 array [H, W, C], not a {kind}"
+    )
 
 
 def _is_one(images: object) -> bool:

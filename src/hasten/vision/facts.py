@@ -10,12 +10,13 @@ from typing import Any
 from hasten.errors import CheckpointError, UsageError
 from hasten.train.precision import Precision
 from hasten.vision import models, transforms
-from hasten.vision.data import Preparation
+from hasten.vision.data import BUILT_IN, Preparation
 from hasten.vision.file_names import show
 from hasten.vision.models.external import names_a_file
 from hasten.vision.transforms import Normalize, Transform
 
 _NAMES_LIMIT_BYTES = 1 << 24  # of a file of class names
+_CUT_FROM = 128  # pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,7 @@ def from_config(
         return Facts(
             architecture=architecture,
             classes=tuple(classes),
-            preparation=Preparation(size=height, channels=channels)
-            if kept is None
-            else Preparation.from_config(kept),
+            preparation=_preparation(kept, height, channels, settings.get("data")),
             transform=transforms.from_config(config["transform"]),
             precision=Precision.from_json(precision) if isinstance(precision, dict) else None,
             device=device if isinstance(device, str) else None,
@@ -199,6 +198,14 @@ def class_names(classes: int | str | Path | Sequence[str] | None) -> tuple[str, 
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"{where}names the class {show(twice)} twice")
     return tuple(names)
+
+
+def _preparation(kept: Any, size: int, channels: int, data: object) -> Preparation:
+    if kept is not None:
+        return Preparation.from_config(kept)
+    # Runs whose config does not have it: large images of folders were cut as it says here.
+    cut = data not in BUILT_IN and size >= _CUT_FROM
+    return Preparation(size=size, channels=channels, crop_fraction=0.875 if cut else 1.0)
 
 
 def _names_in(path: Path) -> list[str]:

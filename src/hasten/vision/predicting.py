@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,7 +92,7 @@ def predict(
     check_count(batch_size, "batch_size")
     threads = cores() if num_workers == "auto" else num_workers
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-        raise UsageError(f"num_workers is {num_workers!r}: a number from 0 up, or auto")
+        raise UsageError(f"num_workers is {num_workers!r}: a whole number from 0 up, or auto")
     ahead = batch_size + 2 * threads
     with closing(_decoded(files, classifier.preparation, threads, ahead)) as images:
         while batch := list(islice(images, batch_size)):
@@ -149,23 +148,15 @@ def _read(file: Answer, preparation: Preparation) -> tuple[Answer, Tensor | None
 
 
 def _meant(path: str) -> Iterator[Answer]:
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - "" and "." are not the same here
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or error
-        yield Answer(file=path, problem=f"cannot be read ({problem})")
+    if not Path(path).is_dir():
+        yield Answer(file=path)  # reading it says what is wrong with it
         return
-    if stat.S_ISDIR(mode):
-        found = False
-        for answer in _images_below(path):
-            found = True
-            yield answer
-        if not found:
-            yield Answer(file=path, problem="is a folder without image files")
-    elif stat.S_ISREG(mode) or stat.S_ISFIFO(mode):
-        yield Answer(file=path)
-    else:
-        yield Answer(file=path, problem="is no file")
+    found = False
+    for answer in _images_below(path):
+        found = True
+        yield answer
+    if not found:
+        yield Answer(file=path, problem="is a folder without image files")
 
 
 def _images_below(top: str) -> Iterator[Answer]:

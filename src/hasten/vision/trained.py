@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hasten.errors import CheckpointError, UsageError
 from hasten.train import checkpoint, manifest, weights
 from hasten.train.folder import CONFIG
 from hasten.train.result import WEIGHTS
+from hasten.vision.data.layout import promises_image
 from hasten.vision.facts import Facts, Given, from_config, from_given
 from hasten.vision.file_names import show
 
-Which = Literal["best", "last"]
+_NAMED = 5  # runs that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ def find(path: str | Path, which: str | None, given: Given) -> Trained:
         # Somebody kept the weights of a run and threw its checkpoints away.
         _refuse_which(which, path)
         return _file(alone, given)
+    _refuse_other_folder(path)
     found = checkpoint.find(path, "newest" if which == "last" else "best")
     if found == path:
         _refuse_which(which, path)
@@ -71,6 +73,25 @@ def find(path: str | Path, which: str | None, given: Given) -> Trained:
 def _refuse_which(which: str | None, path: Path) -> None:
     if which is not None:
         raise UsageError(f"--which chooses among the checkpoints of a run; {show(path)} is no run")
+
+
+def _refuse_other_folder(path: Path) -> None:
+    try:
+        if any(
+            (path / name).exists() for name in (checkpoint.FOLDER, manifest.NAME, checkpoint.BEST)
+        ):
+            return
+        below = sorted(each for each in path.iterdir() if each.is_dir())
+    except OSError as error:
+        raise manifest.failure("read", path, error) from error
+    if any(each.name.startswith("step-") for each in (path, *below)):
+        return
+    runs = [show(each) for each in below if (each / CONFIG).is_file()]
+    advice = "give a run's folder (runs/NAME), a checkpoint's, or a file of weights"
+    if runs:
+        more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
+        advice = f"it holds runs, give one of them: {', '.join(runs[:_NAMED])}{more}"
+    raise CheckpointError(f"{show(path)} is no run and no checkpoint; {advice}")
 
 
 def _checkpoint(path: Path, which: str | None, given: Given) -> Trained:
@@ -102,6 +123,8 @@ def _checkpoint(path: Path, which: str | None, given: Given) -> Trained:
 
 
 def _file(path: Path, given: Given) -> Trained:
+    if promises_image(path.name):
+        raise CheckpointError(f"{show(path)} is an image; give the checkpoint first, then images")
     state = weights.read(path)
     beside = path.parent / CONFIG
     kept = _kept_beside(beside) if path.name == WEIGHTS and beside.is_file() else None
