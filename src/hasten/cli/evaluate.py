@@ -175,7 +175,7 @@ def _matrix(confusion: list[list[int]], classes: tuple[str, ...], console: Conso
         table.add_column(Text(name if short else f"#{k + 1}"), justify="right", no_wrap=True)
     for k, (name, row) in enumerate(zip(names, confusion, strict=True)):
         head = name if short else f"#{k + 1} {name}"
-        table.add_row(Text(head), *(str(count) if count else "·" for count in row))
+        table.add_row(Text(head), *(str(count) if count else "." for count in row))
     return table
 
 

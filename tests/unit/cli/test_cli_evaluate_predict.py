@@ -246,7 +246,7 @@ def test_evaluate_for_people(hasten: Any, digits_run: Path) -> None:
     assert [row[0] for row in rows] == list("0123456789")
     assert sum(int(row[1]) for row in rows) == 359
     matrix = lines[lines.index(["true", *"0123456789"]) + 1 :][:10]
-    counts = [[0 if cell == "·" else int(cell) for cell in row[1:]] for row in matrix]
+    counts = [[0 if cell == "." else int(cell) for cell in row[1:]] for row in matrix]
     assert [sum(row) for row in counts] == [int(row[1]) for row in rows]
     assert [counts[k][k] for k in range(10)] == [int(row[2]) for row in rows]
 
