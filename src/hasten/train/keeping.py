@@ -81,6 +81,9 @@ class Keeper:
         self._samples = 0
         self._pending = 0  # batches whose gradients wait for the optimizer
         self._stepped = False
+        self._owed: dict[
+            Optimizer, LRScheduler | None
+        ] = {}  # optimizers that wait for more batches
         self._signals = StopSignals()
         self._every = Every.parse(settings.checkpoint_every)
         self._writer: RunFolder | None = None

@@ -152,8 +152,7 @@ class Run(Keeper):
                 yield batch
                 source.batches_done += 1
                 if self._stepped:
-                    self._stepped, self._pending = False, 0
-                    self.global_step += 1
+                    self._step_taken()
                 step_done(samples)
                 if source.batches_done % log_every == 0:
                     self._log_point(source)
@@ -165,7 +164,7 @@ class Run(Keeper):
                     self._look(source, samples)
                 start(phases.WAIT)
             start(phases.OTHER)
-            self._pending = 0
+            self._step_what_is_owed()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients of a loss (a scalar, the mean over the batch).
@@ -197,7 +196,9 @@ class Run(Keeper):
             Whether the optimizer stepped.
         """
         if self._pending < self.settings.accumulate and not self._is_last_batch():
+            self._owed[optimizer] = scheduler
             return False
+        self._owed.pop(optimizer, None)
         self.timeline.start(phases.OPTIMIZER)
         if self.settings.clip_norm is not None:
             if self.scaler is not None:
@@ -206,7 +207,6 @@ class Run(Keeper):
             nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
         if self.scaler is not None:
             self.scaler.step(optimizer)
-            self.scaler.update()
         else:
             optimizer.step()
         optimizer.zero_grad()
@@ -215,6 +215,23 @@ class Run(Keeper):
         self._stepped = True
         self.timeline.start(phases.OTHER)
         return True
+
+    def _step_taken(self) -> None:
+        self._stepped, self._pending = False, 0
+        self.global_step += 1
+        if self.scaler is not None:
+            self.scaler.update()  # once for all optimizers of the step
+
+    def _step_what_is_owed(self) -> None:
+        """At the end of a loader of unknown length: the last batches were too few for a step."""
+        if not self._pending:
+            return
+        self._pending = self.settings.accumulate
+        for optimizer, scheduler in list(self._owed.items()):
+            self.step(optimizer, scheduler)
+        if self._stepped:
+            self._step_taken()
+        self._pending = 0
 
     def peek(self, loader: Iterable[Any]) -> Any:
         """The batch that :meth:`batches` will give first, on the device; None where it has none."""
