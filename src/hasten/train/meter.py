@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from hasten.devices import runtime
+from hasten.errors import UsageError
 
 
 class BadLoss(NamedTuple):
-    """A loss that is NaN or infinite, and how many batches ago it was added (0: the last)."""
+    """A loss that is NaN or infinite, and where it was added."""
 
     value: float
-    batches_ago: int
+    place: Any
 
 
 class LossMeter:
@@ -28,42 +29,74 @@ class LossMeter:
     def __init__(self, device: torch.device, window: int = 50) -> None:
         self._immediate = runtime.is_host(device)
         self._window = window
-        self._losses: list[torch.Tensor] = []
-        self._counts: list[int] = []
+        self._places: list[tuple[int, Any]] = []
         if not self._immediate:
             self._ring = torch.zeros(window, dtype=torch.float32, device=device)
             self._slots = list(self._ring.unbind())
         self.reset()
 
-    def reset(self, total: float = 0.0, samples: int = 0) -> None:
-        """Begin an epoch, or the rest of one whose sum so far is ``total`` over ``samples``."""
-        self.total, self.samples = total, samples
-        self._read_total, self._read_samples = total, samples
-        self._counts.clear()
+    def reset(self) -> None:
+        """Begin an epoch."""
+        self.total, self.samples = 0.0, 0
+        self._read_total, self._read_samples = 0.0, 0
+        self._places.clear()
 
-    def add(self, loss: torch.Tensor, samples: int) -> BadLoss | None:
-        """Add the mean loss of a batch; say so when one that was read is not finite."""
-        if self._immediate:
-            value = loss.item()
-            if value - value != 0.0:  # NaN and both infinities
-                return BadLoss(value, 0)
-            self.total += value * samples
-            self.samples += samples
-            return None
-        self._slots[len(self._counts)].copy_(loss.detach())
-        self._counts.append(samples)
-        return self.flush() if len(self._counts) == self._window else None
+    def state(self) -> dict[str, float]:
+        """The sums so far, for a checkpoint."""
+        return {
+            "total": self.total,
+            "samples": self.samples,
+            "read_total": self._read_total,
+            "read_samples": self._read_samples,
+        }
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from the sums that :meth:`state` gave."""
+        self._places.clear()
+        self.total, self.samples = state["total"], int(state["samples"])
+        self._read_total, self._read_samples = state["read_total"], int(state["read_samples"])
+
+    def add(self, loss: torch.Tensor, samples: int, place: Any = None) -> BadLoss | None:
+        """Add the mean loss of a batch; say so when one that was read is not finite.
+
+        Args:
+            loss: of one element.
+            samples: in the batch.
+            place: comes back if the loss is not finite.
+
+        Raises:
+            UsageError: the loss is no scalar tensor.
+        """
+        try:
+            if self._immediate:
+                value = loss.item()
+                if value - value != 0.0:  # NaN and both infinities
+                    return BadLoss(value, place)
+                self.total += value * samples
+                self.samples += samples
+                return None
+            self._slots[len(self._places)].copy_(loss.detach().view(()))
+        except (RuntimeError, AttributeError) as error:
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                raise
+            raise UsageError(
+                f"the loss is {_described(loss)}; it must be one number, the mean over the batch"
+                " (of a loss function, reduction='mean')"
+            ) from error
+        self._places.append((samples, place))
+        return self.flush() if len(self._places) == self._window else None
 
     def flush(self) -> BadLoss | None:
         """Read what is still on the device (waits for it); say so when a loss is not finite."""
-        if not self._counts:
+        if not self._places:
             return None
-        counts, self._counts = self._counts, []
-        for place, value in enumerate(self._ring[: len(counts)].tolist()):
+        places, self._places = self._places, []
+        values = self._ring[: len(places)].tolist()
+        for value, (samples, place) in zip(values, places, strict=True):
             if not math.isfinite(value):
-                return BadLoss(value, len(counts) - 1 - place)
-            self.total += value * counts[place]
-            self.samples += counts[place]
+                return BadLoss(value, place)
+            self.total += value * samples
+            self.samples += samples
         return None
 
     @property
@@ -77,3 +110,9 @@ class LossMeter:
         total = self.total - self._read_total
         self._read_total, self._read_samples = self.total, self.samples
         return total / samples if samples else math.nan
+
+
+def _described(loss: Any) -> str:
+    if isinstance(loss, torch.Tensor):
+        return f"a tensor of shape {list(loss.shape)}"
+    return f"a {type(loss).__name__}"
