@@ -56,6 +56,8 @@ class Ring:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory for a tensor."""
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype)
         kind = array(torch.empty(0, dtype=dtype)).dtype
         if _counts_are_exact():
             for place in range(len(self._arrays)):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,20 +14,12 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
-from hasten.feed import tables
-from hasten.feed.adapt import Watch
-from hasten.feed.choose import choose, larger
+from hasten.feed.feeds import Feeds
 from hasten.feed.keys import Indices, SampleRandom
 from hasten.feed.options import Options
 from hasten.feed.order import order_of
 from hasten.feed.place import Ahead, tensors
 from hasten.feed.plan import Plan
-from hasten.feed.samples import Maker, pinned
-from hasten.feed.sources import Gather, Inline, Item, OnDevice, Source, Stream
-from hasten.feed.threads import Threads
-from hasten.feed.workers import Processes
-
-_log = logging.getLogger("hasten.feed")
 
 _SKIPPED_KEPT = 1000
 
@@ -42,10 +32,6 @@ class Loader:
     Iterating to the end moves on to the next epoch; leaving early and iterating again starts the
     same epoch anew (`set_epoch` names one; after `load_state_dict` the next iteration goes on
     from the saved batch).
-
-    Attributes:
-        skipped: (index, message) of samples left out, the first 1,000 of them.
-        skipped_count: how many there were.
     """
 
     def __init__(
@@ -110,25 +96,13 @@ class Loader:
             device_transform=device_transform,
             on_error=on_error,
         )
-        self.skipped: list[tuple[Any, str]] = []
-        self.skipped_count = 0
-        self._clock = clock
+        self._skips = _Skips()
         self._order = order_of(self._options)
-        self._maker = Maker(
-            dataset,
-            collate_fn,
-            seed=seed,
-            skip_errors=on_error == "skip",
-            batched=self._options.batched,
-        )
-        self._table: tables.Table | None = None
-        self._recognised = False
-        self._feeds: dict[torch.device | None, _Feed] = {}
+        self._feeds = Feeds(self._options, self._order, self._skips.add, clock)
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._epoch = 0
         self._first = 0
         self._cursor = _Cursor(0, 0)
-        self._changes: list[tuple[Plan, Plan]] = []
 
     @property
     def dataset(self) -> Any:
@@ -146,15 +120,24 @@ class Loader:
         return self._options.seed
 
     @property
+    def skipped(self) -> list[tuple[Any, str]]:
+        """(index, message) of samples left out, the first 1,000 of them."""
+        return self._skips.first
+
+    @property
+    def skipped_count(self) -> int:
+        """How often a sample was left out, over all epochs."""
+        return self._skips.count
+
+    @property
     def plan(self) -> Plan:
         """How batches on the host are made (`to(device).plan` for a device)."""
-        return self._feed(None).plan
+        return self._feeds.plan(None)
 
     def explain(self, device: torch.device | str | None = None) -> str:
         """The plan in a paragraph, for a device or the host, and how it changed on the way."""
         where = None if device is None else torch.device(device)
-        changes = [f"  changed from {old} to {new}" for old, new in self._changes]
-        return "\n".join([self._feed(where).plan.explain(), *changes])
+        return self._feeds.explain(where)
 
     def __len__(self) -> int:
         """Batches an epoch.
@@ -219,9 +202,7 @@ class Loader:
         """End iterations under way, worker threads and processes; give up memory on devices."""
         for iterator in list(self._live):
             iterator.close()
-        for feed in self._feeds.values():
-            feed.source.close()
-        self._feeds.clear()
+        self._feeds.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -234,44 +215,6 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _feed(self, device: torch.device | None) -> _Feed:
-        found = self._feeds.get(device)
-        if found is None:
-            if not self._recognised:
-                if not self._options.iterable and self._options.batched:
-                    self._table = tables.recognise(self._options.dataset, self._options.collate_fn)
-                self._recognised = True
-            plan = choose(self._options, self._table, self._maker, device, clock=self._clock)
-            watch = Watch(partial(larger, self._options), self._clock)
-            found = self._feeds[device] = _Feed(plan, self._source(plan, device), watch)
-            _log.info("feed: %s", plan)
-        return found
-
-    def _source(self, plan: Plan, device: torch.device | None) -> Source:
-        options, order, table = self._options, self._order, self._table
-        if plan.name == "processes":
-            return Processes(options, plan, self._maker, order, self._skip)
-        if order is None:
-            return Stream(
-                options.dataset,
-                options.collate_fn,
-                options.batch_size,
-                drop_last=options.drop_last,
-                seed=self.seed,
-            )
-        if plan.name == "resident" and table is not None and device is not None:
-            return OnDevice(table, order, device)
-        if plan.name == "gather" and table is not None:
-            return Gather(table, order, pin=plan.pinned, clock=self._clock)
-        if plan.name == "threads":
-            return Threads(self._maker, plan, order, self._skip)
-        return Inline(self._maker, order, self._skip)
-
-    def _skip(self, index: Any, message: str) -> None:
-        self.skipped_count += 1
-        if len(self.skipped) < _SKIPPED_KEPT:
-            self.skipped.append((index, message))
-
     def _iterate(self, device: torch.device | None, ahead: Ahead | None) -> Iterator[Any]:
         cursor = self._cursor = _Cursor(self._epoch, self._first)
         self._first = 0
@@ -282,12 +225,7 @@ class Loader:
     def _run(
         self, cursor: _Cursor, device: torch.device | None, ahead: Ahead | None
     ) -> Iterator[Any]:
-        feed = self._feed(device)
-        host = source = feed.source.batches(cursor.epoch, cursor.batch)
-        watched = feed.plan.name in ("inline", "threads", "processes")
-        if watched:
-            host = feed.watch.timed(source)
-        items = self._placed(host, feed.plan, ahead)
+        items = self._feeds.items(device, ahead, cursor.epoch, cursor.batch)
         transform = self._options.device_transform
         try:
             if transform is None or device is None:
@@ -300,33 +238,11 @@ class Loader:
                     draws = SampleRandom(self.seed, cursor.epoch, rows, device)
                     cursor.batch = number + 1
                     yield transform(batch, draws)
-            if watched:
-                self._adapt(feed, device)
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
                 self._cursor = _Cursor(self._epoch, 0)
         finally:
-            for running in (items, host, source):
-                running.close()
-
-    def _adapt(self, feed: _Feed, device: torch.device | None) -> None:
-        plan = feed.watch.next_plan(feed.plan)
-        if plan == feed.plan or self._feeds.get(device) is not feed:
-            return
-        _log.info("feed: %s (before: %s)", plan, feed.plan)
-        self._changes.append((feed.plan, plan))
-        feed.source.close()
-        feed.plan, feed.source = plan, self._source(plan, device)
-
-    @staticmethod
-    def _placed(
-        host: Generator[Item, None, None], plan: Plan, ahead: Ahead | None
-    ) -> Generator[Item, None, None]:
-        if plan.name == "resident" or (ahead is None and not plan.pinned):
-            return host
-        if ahead is not None:
-            return ahead.place(host, plan)
-        return ((number, pinned(batch), indices) for number, batch, indices in host)
+            items.close()
 
     def _rows(self, number: int, batch: Any, indices: Any) -> Indices:
         """The samples' numbers: their indices, or their places in a stream."""
@@ -354,7 +270,7 @@ class DeviceLoader:
     @property
     def plan(self) -> Plan:
         """How batches are made and brought to the device."""
-        return self.loader._feed(self.device).plan
+        return self.loader._feeds.plan(self.device)
 
     @property
     def batch_size(self) -> int | None:
@@ -387,16 +303,23 @@ class DeviceLoader:
         self.loader.close()
 
 
+class _Skips:
+    """Takes note of samples left out. Not the Loader itself: its sources would then hold it."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[Any, str]] = []
+        self.count = 0
+
+    def add(self, index: Any, message: str) -> None:
+        """One was left out."""
+        self.count += 1
+        if len(self.first) < _SKIPPED_KEPT:
+            self.first.append((index, message))
+
+
 @dataclass(slots=True)
 class _Cursor:
     """Where an iteration is: the next batch to give."""
 
     epoch: int
     batch: int
-
-
-@dataclass(slots=True)
-class _Feed:
-    plan: Plan
-    source: Source
-    watch: Watch

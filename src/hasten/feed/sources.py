@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -48,7 +49,9 @@ class Gather:
     as long as that is seen to be faster.
     """
 
-    def __init__(self, table: Table, order: Order, *, pin: bool, clock: Clock) -> None:
+    def __init__(
+        self, table: Table, order: Order, *, pin: bool, clock: Clock = time.perf_counter
+    ) -> None:
         self._table = table
         self._order = order
         self._pin = pin

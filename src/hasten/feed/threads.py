@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,15 +85,16 @@ class Threads:
         return job.number, batch, kept
 
     def _written(self, job: _Job, places: list[int], kept: list[Any]) -> Any:
-        batch = []
-        for number, column in enumerate(job.columns or ()):
-            if column is None:
-                values = [job.rest[place][number] for place in places]
-                batch.append(self._maker.collate(job.epoch, job.number, values, kept))
-            elif len(places) == len(job.indices):
-                batch.append(column)
-            else:
-                batch.append(column[torch.tensor(places)])
+        assert job.columns is not None
+        rest: Iterator[Any] = iter(())
+        if any(column is None for column in job.columns):
+            others = [job.rest[place] for place in places]
+            rest = iter(self._maker.collate(job.epoch, job.number, others, kept))
+        whole = len(places) == len(job.indices)
+        batch = [
+            next(rest) if column is None else column if whole else column[torch.tensor(places)]
+            for column in job.columns
+        ]
         return batch[0] if job.container is None else batch
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class _Job:
         columns: of each part of a sample, the tensor [B, …] that the threads write to, or None
             for what is no tensor; None as a whole where nothing is.
         container: tuple or list, as the samples are; None where a sample is a bare tensor.
-        rest: of each place, the parts that are no tensors.
+        rest: of each place, a tuple or list of the parts that are no tensors.
         raw: samples that could not be written to the columns.
     """
 
@@ -142,7 +143,7 @@ class _Job:
         self.left = len(indices)
         self.columns: list[torch.Tensor | None] | None = None
         self.container: type | None = None
-        self.rest: dict[int, list[Any]] = {}
+        self.rest: dict[int, Any] = {}
         self.raw: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
 
@@ -180,9 +181,9 @@ class _Job:
             if part is not None and column is not None:
                 # Not column[place].copy_: PyTorch would start a pool of threads in each of ours.
                 np.copyto(array(column)[place, ...], array(part))
-        self.rest[place] = [
-            None if part is not None else value for part, value in zip(parts, values, strict=True)
-        ]
+        if container is not None:
+            pairs = zip(parts, values, strict=True)
+            self.rest[place] = container(value for part, value in pairs if part is None)
         return True
 
     def sample(self, place: int) -> Any:
@@ -190,10 +191,8 @@ class _Job:
         if place in self.raw:
             return self.raw[place]
         assert self.columns is not None
-        parts = [
-            value if column is None else column[place].clone()
-            for value, column in zip(self.rest[place], self.columns, strict=True)
-        ]
+        rest = iter(self.rest.get(place, ()))
+        parts = [next(rest) if column is None else column[place].clone() for column in self.columns]
         return parts[0] if self.container is None else self.container(parts)
 
 

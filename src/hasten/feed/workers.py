@@ -210,7 +210,7 @@ class Processes:
                 made = next(running)
             except StopIteration:
                 return
-            except RuntimeError as error:
+            except (RuntimeError, OSError, EOFError) as error:
                 trouble = _worker_trouble(error, self._options.timeout, running)
                 if trouble is None:
                     raise
@@ -239,6 +239,9 @@ class Processes:
             if number >= first:
                 yield number, batch, None
             number += 1
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """See `Source`."""
@@ -287,7 +290,8 @@ def _worker_trouble(error: Exception, timeout_s: float, running: Any) -> str | N
     text = str(error)
     if "timed out after" in text:
         return f"no batch came from the worker processes within timeout={timeout_s:g} s"
-    if not re.search(r"worker \(pid.*(killed by signal|exited unexpectedly)", text):
+    said = re.search(r"worker \(pid.*(killed by signal|exited unexpectedly)", text)
+    if not said and not isinstance(error, OSError | EOFError):  # those: it went while sending
         return None
     for worker in running._workers:
         worker.join(timeout=1)  # its exit status may take a moment
@@ -295,6 +299,8 @@ def _worker_trouble(error: Exception, timeout_s: float, running: Any) -> str | N
             name = signal.Signals(-worker.exitcode).name
             return f"worker process {worker.pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"
     codes = [worker.exitcode for worker in running._workers if worker.exitcode]
+    if not said and not codes:
+        return None
     return f"a worker process ended with exit status {codes[0] if codes else 0}. {_CRASH}"
 
 

@@ -1,0 +1,238 @@
+"""What is said when samples, workers or options are wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import feed_datasets as kinds
+import pytest
+import torch
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+from hasten.errors import DataError, UsageError
+from hasten.feed import Loader
+
+PLANS = ["inline", "threads", "processes"]
+
+
+class Broken(kinds.Fetching):
+    """Samples 5 and 12 cannot be had; of a file that may be skipped where `skip`."""
+
+    def __init__(self, *, skip: bool = False, all_of_it: bool = False) -> None:
+        super().__init__()
+        self.skip = skip
+        self.bad = range(4, 8) if all_of_it else (5, 12)
+
+    def fetch(self, index: int, key: int) -> Any:
+        if index in self.bad:
+            error = DataError("broken JPEG") if self.skip else OSError("no such file")
+            error.skip = self.skip  # type: ignore[union-attr]
+            raise error
+        return super().fetch(index, key)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_sample_that_raises_is_named(plan: str) -> None:
+    with (
+        Loader(Broken(), 4, plan=plan) as loader,
+        pytest.raises(DataError, match=r"sample 5 \(folder/file5\.jpg\).*OSError: no such") as info,
+    ):
+        list(loader)
+    cause = info.value.__cause__
+    assert isinstance(cause, OSError) or "in fetch" in str(cause), "the original traceback"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("signalled", [False, True])
+def test_skipping_leaves_the_others_as_they_were(plan: str, signalled: bool) -> None:
+    options: Any = {} if signalled else {"on_error": "skip"}
+    good = list(Loader(kinds.Fetching(), 4, plan="inline"))
+    with Loader(Broken(skip=signalled), 4, plan=plan, **options) as loader:
+        found = list(loader)
+    assert [len(labels) for _, labels, _ in found] == [4, 3, 4, 3, 4, 3]
+    assert torch.equal(found[1][0], good[1][0][[0, 2, 3]])
+    assert found[1][2] == tuple(good[1][2][place] for place in (0, 2, 3))
+    assert [index for index, _ in loader.skipped] == [5, 12]
+    assert "folder/file12.jpg" in loader.skipped[1][1]
+    assert loader.skipped_count == 2
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_batch_of_which_nothing_is_left_is_not_given(plan: str) -> None:
+    with Loader(Broken(all_of_it=True), 4, plan=plan, on_error="skip") as loader:
+        states = [(labels[0].item(), loader.state_dict()["batch"]) for _, labels, _ in loader]
+    assert states == [(0, 1), (8, 3), (12, 4), (16, 5), (20, 6)]
+
+
+def test_skipped_samples_keep_the_draws_of_the_others() -> None:
+    def add(batch: Any, rng: Any) -> Any:
+        return batch[1] + rng.uniform(1)[:, 0]
+
+    options: Any = {"device_transform": add, "plan": "inline"}
+    good = torch.cat(list(Loader(kinds.Fetching(), 4, **options).to("cpu")))
+    found = torch.cat(list(Loader(Broken(), 4, on_error="skip", **options).to("cpu")))
+    kept = [place for place in range(23) if place not in (5, 12)]
+    assert torch.equal(found, good[kept])
+
+
+class Odd(kinds.Plain):
+    def __init__(self, give: Any) -> None:
+        super().__init__()
+        self.give = give
+
+    def __getitem__(self, index: int) -> Any:
+        return self.give(index)
+
+    def __getstate__(self) -> Any:
+        raise TypeError("cannot pickle this")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda index: None, "gave None for sample 0"),
+        (lambda index: (torch.zeros(2 + index), 1), r"sample 1 is \(float32 \[3\], int\)"),
+        (lambda index: [1][index], "len says 23, so it should have a sample 1"),
+    ],
+)
+def test_unusable_samples(give: Any, message: str, workers: int) -> None:
+    with pytest.raises(DataError, match=message):
+        list(Loader(Odd(give), 4, num_workers=workers))
+
+
+def test_a_collate_function_that_raises_is_named() -> None:
+    def squash(samples: list[Any]) -> Any:
+        raise ValueError("too long")
+
+    with pytest.raises(DataError, match=r"collate_fn squash raised ValueError: too long"):
+        list(Loader(kinds.Plain(), 4, collate_fn=squash))
+
+
+def test_none_is_for_a_collate_function_to_judge() -> None:
+    def count(samples: list[Any]) -> int:
+        return len([sample for sample in samples if sample is not None])
+
+    assert next(iter(Loader(Odd(lambda i: i if i % 2 else None), 4, collate_fn=count))) == 2
+
+
+class Killed(kinds.Plain):
+    def __getitem__(self, index: int) -> int:
+        if index == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+class Late(kinds.Plain):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(20)
+        return index
+
+
+def _fails(worker: int) -> None:
+    raise OSError(f"no database for {worker}")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (Killed(), {}, r"worker process \d+ was killed by SIGKILL. Likely .* out of memory"),
+        (Late(), {"timeout": 0.5}, r"within timeout=0.5 s"),
+        (kinds.Plain(), {"worker_init_fn": _fails}, r"_fails raised OSError in worker 0: no data"),
+        (kinds.Stream(), {"worker_init_fn": _fails}, r"no database for 0"),
+    ],
+)
+def test_worker_trouble(dataset: Any, options: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(Loader(dataset, 4, num_workers=1, **options))
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_what_cannot_be_pickled_is_said_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match=r"Odd cannot be sent to worker processes.*fork"):
+        list(Loader(Odd(int), 4, num_workers=1, multiprocessing_context="spawn"))
+
+
+class Meta(kinds.Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(2, device="meta")
+
+
+def test_device_tensors_made_in_workers() -> None:
+    with pytest.raises(DataError, match=r"tensor on meta.*leave samples on the host"):
+        list(Loader(Meta(), 4, num_workers=1))
+
+
+class BadStream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from range(5)
+        raise OSError("connection lost")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_raises(workers: int) -> None:
+    found = []
+    with pytest.raises(DataError, match="connection lost"):
+        for batch in Loader(BadStream(), 2, num_workers=workers):
+            found.append(batch.tolist())
+    assert found == [[0, 1], [2, 3]]
+
+
+DATA = TensorDataset(torch.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": -3}, "batch_size is -3"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_sampler": [[1]], "shuffle": True}, "batch_sampler makes the batches itself"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "batch_sampler makes the batches itself"),
+        ({"sampler": [1], "shuffle": True}, "sampler sets the order"),
+        ({"batch_size": None, "drop_last": True}, "drop_last has no meaning"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"num_workers": "two"}, "num_workers is 'two'"),
+        ({"num_workers": 0, "prefetch_factor": 2}, "prefetch_factor is for worker processes"),
+        ({"num_workers": 0, "persistent_workers": True}, "persistent_workers is for worker"),
+        ({"num_workers": 0, "multiprocessing_context": "fork"}, "multiprocessing_context is for"),
+        ({"num_workers": 0, "plan": "processes"}, "it needs workers"),
+        ({"num_workers": 2, "plan": "gather"}, "it has none"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"in_order": False}, "leave it out"),
+        ({"on_error": "ignore"}, "on_error is 'ignore'"),
+        ({"pin_memory": "yes"}, "pin_memory is 'yes'"),
+        ({"plan": "magic"}, "no plan 'magic'; there are auto, resident"),
+        ({"dataset": kinds.Stream(), "shuffle": True}, "leave out shuffle"),
+        ({"dataset": kinds.Stream(), "sampler": [1]}, "leave out sampler"),
+        ({"dataset": 5}, "int is no data set"),
+        ({"dataset": (i for i in range(3))}, "generator is no data set"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Loader(**{"dataset": DATA, **options})
+
+
+@pytest.mark.parametrize("dataset", [[], TensorDataset(torch.zeros(0)), Subset(DATA, [])])
+def test_an_empty_data_set(dataset: Any) -> None:
+    with pytest.raises(DataError, match="empty"):
+        Loader(dataset, 4)
+
+
+def test_plans_that_the_data_set_does_not_allow() -> None:
+    with pytest.raises(UsageError, match=r'plan="threads" needs a data set with fetch'):
+        list(Loader(kinds.Plain(), plan="threads"))
+    with pytest.raises(UsageError, match="Plain is not recognised"):
+        list(Loader(kinds.Plain(), plan="gather"))
+
+
+@pytest.mark.parametrize("sampler", [[5, 6], [-7]])
+def test_indices_beyond_the_data_set(sampler: list[int]) -> None:
+    with pytest.raises(DataError, match="beyond the 6 samples"):
+        list(Loader(DATA, 2, sampler=sampler))

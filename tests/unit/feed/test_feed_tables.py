@@ -1,0 +1,119 @@
+"""Which data sets are recognised as tables, and that a table's memory is what it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import feed_datasets as kinds
+import numpy as np
+import pytest
+import torch
+from feed_datasets import same
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
+
+from hasten.feed.order import OwnOrder
+from hasten.feed.sources import Gather, OnDevice
+from hasten.feed.tables import recognise
+
+CPU = torch.device("cpu")
+WHOLE = TensorDataset(torch.arange(10.0))
+
+
+class Doubling(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(2 * value for value in super().__getitem__(index))
+
+
+class Named(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("name", kinds.tables())
+def test_recognised(name: str) -> None:
+    dataset = kinds.tables()[name]
+    table = recognise(dataset, default_collate)
+    assert table is not None
+    assert table.rows == len(dataset)
+    indices = np.array([0, 2, 2, len(dataset) - 1])
+    expected = default_collate([dataset[index] for index in indices.tolist()])
+    assert same(table.take(indices), expected)
+    assert same(table.on(CPU).take(torch.from_numpy(indices)), expected)
+    if table.one_part:
+        assert same(table.take_in_parallel(indices), expected)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        kinds.Plain(),
+        Doubling(torch.ones(3)),
+        TensorDataset(torch.ones(3, requires_grad=True)),
+        TensorDataset(torch.ones(3).as_subclass(Named)),
+        TensorDataset(torch.ones(3, 2).to_sparse()),
+        ConcatDataset([WHOLE, kinds.Plain()]),
+        ConcatDataset([WHOLE, TensorDataset(torch.ones(3, dtype=torch.float64))]),
+        ConcatDataset([WHOLE, TensorDataset(torch.ones(3, 1))]),
+        ConcatDataset([WHOLE, TensorDataset(torch.ones(3), torch.ones(3))]),
+        Subset(WHOLE, ["a", "b"]),  # type: ignore[list-item]
+        Subset(WHOLE, [11]),
+        TensorDataset(torch.ones(0)),
+    ],
+)
+def test_not_recognised(dataset: Any) -> None:
+    assert recognise(dataset, None) is None
+
+
+def test_a_collate_function_of_ones_own_is_left_alone() -> None:
+    assert recognise(WHOLE, lambda samples: samples) is None
+
+
+def test_a_data_set_that_is_changed_shows_the_change_on_the_device() -> None:
+    dataset = TensorDataset(torch.zeros(6))
+    table = recognise(dataset, None)
+    assert table is not None
+    source = OnDevice(table, OwnOrder(dataset, 3, shuffle=True, drop_last=False, seed=0), CPU)
+    list(source.batches(0, 0))
+    dataset.tensors[0].fill_(4)
+    assert all(batch[0].eq(4).all() for _, batch, _ in source.batches(0, 0))
+
+
+def test_resident_batches_are_those_of_gather() -> None:
+    for dataset in kinds.tables().values():
+        table = recognise(dataset, None)
+        assert table is not None
+        order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=3)
+        resident, gather = OnDevice(table, order, CPU), Gather(table, order, pin=False)
+        for first in (0, 1):
+            pairs = zip(resident.batches(1, first), gather.batches(1, first), strict=True)
+            for ours, theirs in pairs:
+                assert ours[0] == theirs[0]
+                assert same(ours[1], theirs[1])
+                assert ours[2].tolist() == theirs[2].tolist()
+
+
+def test_large_batches_are_copied_in_parallel_only_while_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = TensorDataset(torch.arange(64 * 70_000, dtype=torch.int32).reshape(64, -1))
+    table = recognise(dataset, None)
+    assert table is not None
+    now = [0.0]
+    cost = {"alone": 1.0, "parallel": 0.6}
+    used = []
+
+    def slow(name: str, function: Any) -> Any:
+        def timed(indices: Any) -> Any:
+            used.append(name)
+            now[0] += cost[name]
+            if len(used) == 6:
+                cost["parallel"] = 5.0  # from here on somebody else wants the cores
+            return function(indices)
+
+        return timed
+
+    monkeypatch.setattr(table, "take", slow("alone", table.take))
+    monkeypatch.setattr(table, "take_in_parallel", slow("parallel", table.take_in_parallel))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=0)
+    list(Gather(table, order, pin=False, clock=lambda: now[0]).batches(0, 0))
+    assert used == ["alone", *["parallel"] * 6, *["alone"] * 9]
