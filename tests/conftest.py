@@ -15,6 +15,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 # Threads that libraries keep for the life of the process, by the start of their names.
 _LASTING_THREADS = ("pydevd", "ThreadPoolExecutor-tqdm", "IPython", "asyncio_")
+# Variables that pytest and torch's compiler set for themselves.
+_SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 def _threads() -> set[threading.Thread]:
@@ -32,9 +34,11 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
     left_threads = _threads() - threads
     left_processes = multiprocessing.active_children()
-    environment.pop("PYTEST_CURRENT_TEST", None)
-    now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    changed = {k for k in environment.keys() | now.keys() if environment.get(k) != now.get(k)}
+    changed = {
+        key
+        for key in (environment.keys() | os.environ.keys()) - _SET_BY_OTHERS
+        if environment.get(key) != os.environ.get(key)
+    }
     for process in left_processes:
         process.kill()
     assert not left_threads, f"threads left running: {left_threads}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -55,6 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
     # each barrier for as long as a time slice, which on cores that others use too makes a step
     # several times slower: docs/notes/001-threads-that-spin.md has the figures.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows ASCII alone shows escapes
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(_run(arguments))
 
 
@@ -78,8 +82,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _say(text: str, status: int) -> int:
-    encoding = sys.stderr.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)  # noqa: T201
+    print(text, file=sys.stderr)  # noqa: T201
     return status
 
 

@@ -38,7 +38,8 @@ def print_json(content: dict[str, Any] | list[Any]) -> None:
 
     if isinstance(content, dict):
         content = {"hasten": __version__, "schema": SCHEMA, **content}
-    json.dump(_finite(content), sys.stdout, ensure_ascii=False, allow_nan=False)
+    as_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    json.dump(_finite(content), sys.stdout, ensure_ascii=not as_utf8, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -24,8 +24,6 @@ _HIDING = (
 )
 """Environment variables that hide devices from a process."""
 
-_INDEX = "https://download.pytorch.org/whl"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
@@ -129,8 +127,7 @@ def _intel(facts: Facts) -> str:
     if not here or "xpu" in facts.seen:
         return ""
     if facts.build != "xpu":
-        command = f"pip install --force-reinstall torch --index-url {_INDEX}/xpu"
-        return _wrong_build(facts, here, f"install the XPU build: {command}")
+        return _wrong_build(facts, here, f"install the XPU build with the command on {BUILDS}")
     for variable in ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"):
         if hidden := _hidden(facts, variable):
             return f"{here} is hidden by {hidden}"
@@ -169,8 +166,8 @@ def _install_cuda(driver: Driver | None) -> str:
         return "update NVIDIA's driver (525 or later), then install a CUDA build of PyTorch"
     build = "cu130" if newest >= (13, 0) else "cu126"  # 12.6 runs on every driver for CUDA 12
     return (
-        f"install a CUDA build: pip install --force-reinstall torch --index-url {_INDEX}/{build} "
-        f"(others: {BUILDS})"
+        f"install a CUDA build, {build} suits the driver: pip install --force-reinstall torch "
+        f"with the index that {BUILDS} gives for it"
     )
 
 

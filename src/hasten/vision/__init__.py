@@ -1,0 +1,1 @@
+"""Vision: image data, decoding, transforms, models, and the recipe that trains on them."""

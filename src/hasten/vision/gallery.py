@@ -12,6 +12,7 @@ from hasten.devices import move
 from hasten.observe.report import SamplePrediction, write_report
 from hasten.train import Result, Trainer
 from hasten.vision.data import ImageData
+from hasten.vision.decode import ImageError
 
 _LOOKED_AT = 512
 _SHOWN = 12
@@ -37,7 +38,10 @@ def samples(trainer: Trainer, data: ImageData, transform: Any) -> list[SamplePre
     for index in _spread(len(data.val), _LOOKED_AT):  # type: ignore[arg-type]
         if len(right) >= _SHOWN and len(wrong) >= _SHOWN:
             break
-        image, label = data.val[index]
+        try:
+            image, label = data.val[index]
+        except ImageError:
+            continue  # counted and named where it was validated on
         batch = (image.unsqueeze(0), torch.tensor([int(label)]))
         images, _ = transform(move(batch, run.device), None)
         with run.autocast():

@@ -16,11 +16,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, OneCycleLR
 
+from hasten import devices
 from hasten.errors import CheckpointError, UsageError
 from hasten.feed import Loader
 from hasten.train import Result, Trainer
 from hasten.train.checkpoint import FOLDER
-from hasten.train.folder import CONFIG
+from hasten.train.folder import CONFIG, refuse_run
+from hasten.train.keeping import device_line
 from hasten.train.seed import seed_everything
 from hasten.train.settings import Sink
 from hasten.vision import data as image_data
@@ -142,6 +144,10 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
     Raises:
         HastenError: of any kind; see :meth:`hasten.Trainer.fit`.
     """
+    # Before anything that takes long: what device, and whether the folder can be used at all.
+    around.say(device_line(devices.device(settings.device)))
+    if around.folder is not None and not around.resume:
+        refuse_run(around.folder)
     data = data or load_data(settings, around.say)
     around.say(f"Data: {data.describe()}")
     seed_everything(settings.seed, torch.device("cpu"))  # the weights' initial values too
@@ -156,6 +162,7 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
         "classes": list(data.classes),
         "shape": list(data.shape),
         "transform": _normalising(data, settings).to_config(),
+        "preparation": data.preparation.to_config(),
         "command": command(settings),
     }
     trainer = _trainer(model, settings, around, config)
@@ -200,7 +207,6 @@ def loader(settings: TrainSettings, data: ImageData, *, training: bool, batch_si
         plan=settings.plan,
         seed=settings.seed,
         device_transform=transform,
-        on_error="skip",
     )
 
 
@@ -312,6 +318,7 @@ def _trainer(
         stream=around.stream,
         sinks=around.sinks,
         config=config,
+        announce=False,
         resume_hint=shlex.join(["hasten", "train", "--resume", str(around.folder)]),
     )
 
@@ -336,7 +343,7 @@ def _schedule(settings: TrainSettings, optimizer: Optimizer, steps: int) -> LRSc
             optimizer,
             max_lr=settings.learning_rate,
             total_steps=steps + 1,
-            pct_start=0.25,
+            pct_start=0.3,  # of no whole number of steps is this exactly one: torch divides by it
             cycle_momentum=settings.optimizer == "sgd",
         )
     if settings.schedule == "cosine":
