@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from io import TextIOWrapper
 from pathlib import Path
@@ -66,11 +65,20 @@ class RunLog:
         """The name that sinks for records share; see :meth:`append`."""
         self.append(record)
 
-    def truncate_after(self, step: int) -> None:
-        """Drop the lines of steps and epochs past ``step``, in one atomic replacement.
+    def truncate_after(
+        self, step: int, *, epochs: int | None = None, batches: int | None = None
+    ) -> None:
+        """Drop the lines of steps and epochs past a checkpoint, in one atomic replacement.
 
-        Called at resume: the steps after the checkpoint are about to be done again. Events stay,
+        Called at resume: what came after the checkpoint is about to be done again. Events stay,
         and so do lines of kinds that this version does not know.
+
+        Args:
+            step: optimizer steps done.
+            epochs: epochs finished; the record of an epoch can be of the very step at which the
+                checkpoint was made, and yet come after it.
+            batches: done in the epoch after them; of several with one step, when gradients are
+                accumulated, those past it go too.
 
         Raises:
             HastenError: the file cannot be read or rewritten.
@@ -78,7 +86,7 @@ class RunLog:
         self.close()
         temporary = self.path.with_name(f".{NAME}.{os.getpid()}.tmp")
         try:
-            kept = [line for line in _lines(self.path) if not _is_past(line, step)]
+            kept = [line for line in _lines(self.path) if not _is_past(line, step, epochs, batches)]
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(line + "\n" for line in kept)
                 file.flush()
@@ -152,17 +160,19 @@ def _lines(path: Path) -> list[str]:
     return text.decode("utf-8", errors="replace").split("\n")[:-1]
 
 
-def _is_past(line: str, step: int) -> bool:
+def _is_past(line: str, step: int, epochs: int | None, batches: int | None) -> bool:
     try:
-        data = json.loads(line)
-    except ValueError:
+        record = from_line(line)
+    except (ValueError, TypeError):
         return False
-    return (
-        isinstance(data, dict)
-        and data.get("kind") in (StepRecord.kind, EpochRecord.kind)
-        and isinstance(data.get("step"), int)
-        and data["step"] > step
-    )
+    if isinstance(record, EpochRecord):
+        return record.step > step or (epochs is not None and record.epoch > epochs)
+    if not isinstance(record, StepRecord):
+        return False
+    if record.step > step:
+        return True
+    done = (epochs or 0) + 1, batches or 0
+    return epochs is not None and (record.epoch, record.batch) > done
 
 
 def _drop_half_line(path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from hasten.devices import runtime
 from hasten.errors import NonFiniteLoss
@@ -65,10 +66,78 @@ def non_finite_loss(
         batch: the batch that gave the loss; ``None`` when it can no longer be had.
         last_good: the last checkpoint; ``None`` when there is none.
     """
+    return _stopped(
+        f"the loss became {value} at step {step} (epoch {epoch})",
+        {"loss": repr(value)},
+        epoch=epoch,
+        step=step,
+        learning_rate=learning_rate,
+        batch=batch,
+        last_good=last_good,
+    )
+
+
+def non_finite_weights(modules: Iterable[nn.Module]) -> list[str]:
+    """Names of the trained parameters that hold NaN or infinite values. Waits for the device."""
+    named = [
+        (name, parameter.detach())
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+    whole = [parameter.isfinite().all() for _, parameter in named]
+    # One reading for all that lie on a device, for each makes the host wait.
+    devices = {flag.device for flag in whole}
+    flags = torch.stack(whole).tolist() if len(devices) == 1 else [bool(flag) for flag in whole]
+    return [name for (name, _), flag in zip(named, flags, strict=True) if not flag]
+
+
+def non_finite_step(
+    names: Sequence[str],
+    *,
+    epoch: int,
+    step: int,
+    learning_rate: float | None,
+    batch: Any | None,
+    last_good: str | None,
+) -> NonFiniteLoss:
+    """The error for weights that became NaN or infinite though no loss was seen to.
+
+    Args:
+        names: of the parameters.
+        epoch: counted from 1.
+        step: the last one done; the weights broke at it or shortly before.
+        learning_rate: of the first parameter group; ``None`` when there is no optimizer.
+        batch: the last batch.
+        last_good: the last checkpoint; ``None`` when there is none.
+    """
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return _stopped(
+        f"weights became NaN or infinite by step {step} (epoch {epoch}), in {shown}: the loss was"
+        " finite, its gradient was not",
+        {"weights": list(names)},
+        epoch=epoch,
+        step=step,
+        learning_rate=learning_rate,
+        batch=batch,
+        last_good=last_good,
+    )
+
+
+def _stopped(
+    head: str,
+    details: dict[str, Any],
+    *,
+    epoch: int,
+    step: int,
+    learning_rate: float | None,
+    batch: Any | None,
+    last_good: str | None,
+) -> NonFiniteLoss:
     facts = statistics(batch) if batch is not None else {}
-    lines = [f"the loss became {value} at step {step} (epoch {epoch})"]
-    if learning_rate is not None:
-        lines[0] += f", learning rate {learning_rate:.3g}"
+    lines = [head if learning_rate is None else f"{head}, learning rate {learning_rate:.3g}"]
+    if batch is None:
+        lines.append("  the batch can no longer be had: use hasten.Loader, which can read it again")
     for path, fact in facts.items():
         lines.append(f"  {path}: {_sentence(fact)}")
     broken = [path for path, fact in facts.items() if fact.get("not_finite")]
@@ -88,7 +157,7 @@ def non_finite_loss(
         epoch=epoch,
         step=step,
         details={
-            "loss": repr(value),
+            **details,
             "learning_rate": learning_rate,
             "batch": facts,
             "checkpoint": last_good,

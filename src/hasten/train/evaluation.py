@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hasten.errors import DataError
+from hasten.errors import DataError, UsageError
+from hasten.train.half import to_float32
 from hasten.train.source import count, split
 
 if TYPE_CHECKING:
     from hasten.train.run import Run
+
+MOST_CLASSES = 2000
+"""With more there is no confusion matrix: of so many nobody reads it, and it fills the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +28,11 @@ class Evaluation:
     """Mean over samples; NaN or infinite where the model's outputs are."""
     samples: int
     accuracy: float | None = None
-    """Share of samples whose highest output is their label, 0 to 1; None without class labels."""
+    """Share of labelled samples whose highest output is their label, 0 to 1; None without class
+    labels. A label that is no class (-100, say, for a loss to ignore) is not counted."""
     confusion: list[list[int]] | None = None
-    """Samples by true class (row) and predicted class (column); None without class labels."""
+    """Samples by true class (row) and predicted class (column); None without class labels, or
+    with more than 2,000 classes."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
@@ -54,16 +60,19 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
 
     Raises:
         DataError: the loader gives no batch.
+        UsageError: a metric is not one number.
     """
     from hasten.train.trainer import call
 
-    totals = torch.zeros((), dtype=torch.float32, device=run.device)
-    confusion: Any = None
+    total = torch.zeros((), dtype=torch.float32, device=run.device)
+    hits: Hits | None = None
     samples = 0
     for metric in metrics.values():
         metric.to(run.device).reset()
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    modules = [model, loss] if isinstance(loss, nn.Module) else [model]
+    modes = {part: part.training for module in modules for part in module.modules()}
+    for module in modules:
+        module.eval()
     try:
         for batch in run.batches(loader, training=False):
             data, labels = split(batch)
@@ -71,26 +80,25 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
                 outputs = call(model, data)
                 value = loss(outputs, labels)
             size = count(batch)
-            totals += value.detach() * size
+            total += value.detach() * size
             if samples == 0 and is_classification(outputs, labels):
-                confusion = _confusion(outputs.shape[1], run.device)
-            if confusion is not None:
-                confusion.update(outputs.argmax(dim=1), labels)
+                hits = Hits(outputs.shape[1], run.device)
+            if hits is not None:
+                hits.add(outputs, labels)
             for metric in metrics.values():
-                metric.update(outputs, labels)
+                metric.update(to_float32(outputs), labels)
             samples += size
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for part, mode in modes.items():
+            part.training = mode
     if samples == 0:
         raise DataError("the data to evaluate on gives no batch: is it empty?")
-    table = confusion.compute().to("cpu").tolist() if confusion is not None else None
     return Evaluation(
-        loss=totals.item() / samples,
+        loss=total.item() / samples,
         samples=samples,
-        accuracy=sum(table[i][i] for i in range(len(table))) / samples if table else None,
-        confusion=table,
-        metrics={name: float(metric.compute()) for name, metric in metrics.items()},
+        accuracy=hits.accuracy() if hits else None,
+        confusion=hits.confusion() if hits else None,
+        metrics={name: _number(name, metric) for name, metric in metrics.items()},
     )
 
 
@@ -107,8 +115,49 @@ def is_classification(outputs: Any, labels: Any) -> bool:
     )
 
 
-def _confusion(classes: int, device: torch.device) -> Any:
-    from torchmetrics.classification import MulticlassConfusionMatrix
+class Hits:
+    """Counts of true and predicted classes, kept on the device and read once."""
 
-    # Its own checks of the values read them back from the device at every batch.
-    return MulticlassConfusionMatrix(classes, validate_args=False).to(device)
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self._classes = classes
+        rows = classes if classes <= MOST_CLASSES else 2
+        # One cell more: samples whose label is no class. Masking them out would read the device.
+        self._counts = torch.zeros(rows * rows + 1, dtype=torch.int64, device=device)
+        self._rows = rows
+
+    def add(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count a batch: scores ``[N, C]`` and labels ``[N]``."""
+        labels = labels.long()
+        predicted = outputs.argmax(dim=1)
+        if self._classes <= MOST_CLASSES:
+            cells = labels * self._rows + predicted
+        else:
+            cells = (labels != predicted).long()  # right in the first cell, wrong in the second
+        no_class = (labels < 0) | (labels >= self._classes)
+        cells = cells.masked_fill(no_class, len(self._counts) - 1)
+        self._counts.index_add_(0, cells, torch.ones_like(cells))
+
+    def confusion(self) -> list[list[int]] | None:
+        """Samples by true class (row) and predicted class (column); None where not kept."""
+        if self._classes > MOST_CLASSES:
+            return None
+        table: list[list[int]] = self._counts[:-1].view(self._rows, self._rows).tolist()
+        return table
+
+    def accuracy(self) -> float | None:
+        """Share of samples with a class that were predicted right; None where none has one."""
+        counts = self._counts[:-1].view(self._rows, self._rows)
+        right = counts.diagonal().sum() if self._classes <= MOST_CLASSES else counts[0, 0]
+        labelled = int(counts.sum())
+        return int(right) / labelled if labelled else None
+
+
+def _number(name: str, metric: Any) -> float:
+    value = metric.compute()
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the metric {name} does not compute one number: average it (average='macro'), or give"
+            " it a class of its own"
+        ) from error

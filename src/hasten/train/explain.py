@@ -31,13 +31,14 @@ def errors(run: Run, trainer: Trainer) -> Iterator[None]:
     """
     try:
         yield
-    except HastenError as error:
-        write_stopped_report(run, trainer, error)
-        raise
     except (RuntimeError, MemoryError) as error:
+        if isinstance(error, HastenError):
+            raise
         if runtime.is_out_of_memory(error):
             size = count(run.last_batch) if run.last_batch is not None else None
-            text = diagnose.out_of_memory(error, run.device, batch=size, ran=run.largest_batch)
+            text = diagnose.out_of_memory(
+                error, run.device, batch=size, ran=run.largest_batch or None
+            )
             raise OutOfDeviceMemory(text) from error
         if "same device" in str(error):
             loss = trainer.loss if isinstance(trainer.loss, torch.nn.Module) else None
@@ -49,3 +50,20 @@ def errors(run: Run, trainer: Trainer) -> Iterator[None]:
                 " Triton on a GPU; train without --compile, or install what is missing"
             ) from error
         raise
+
+
+@contextmanager
+def stopped(run: Run, trainer: Trainer) -> Iterator[None]:
+    """A training run inside ends with what it holds given back, and with a report of what it did,
+    whatever ends it."""
+    try:
+        yield
+    except HastenError as error:
+        run.close()
+        try:
+            write_stopped_report(run, trainer, error)
+        except HastenError as second:
+            error.add_note(f"Nor could its report be written: {second}")
+        raise
+    finally:
+        run.close()

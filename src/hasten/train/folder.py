@@ -23,23 +23,20 @@ class RunFolder:
         path: made if it is not there.
         settings: of the run; ``resume`` decides whether a run that is there already is gone on
             with or refused.
+        ours: whether the run that is there is this very one, opened before.
 
     Raises:
         UsageError: the folder holds a run and ``resume`` is not set, or the path is a file.
         HastenError: the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path, settings: RunSettings) -> None:
+    def __init__(self, path: Path, settings: RunSettings, *, ours: bool = False) -> None:
         self.path = path
         self.checkpoints = path / checkpoint.FOLDER
         self.last_saved: Path | None = None
         self._settings = settings
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is a file; a run needs a folder: give another name")
-        if not settings.resume and holds_run(path):
-            raise UsageError(
-                f"{path} holds a run already; go on with it (resume) or give another name"
-            )
+        if not (settings.resume or ours):
+            refuse_run(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -95,9 +92,29 @@ class RunFolder:
         checkpoint.save(path, model=model, training=training, meta=meta)
         self.last_saved = path
         if best:
-            checkpoint.mark_best(self.checkpoints, path)
+            self.mark_best(path)
         checkpoint.prune(self.checkpoints, self._settings.keep)
         return path
+
+    def mark_best(self, path: Path) -> None:
+        """Mark a checkpoint as the best of the run.
+
+        Raises:
+            CheckpointError: the mark cannot be written.
+        """
+        checkpoint.mark_best(self.checkpoints, path)
+
+
+def refuse_run(path: Path) -> None:
+    """Refuse a folder that a new run cannot be made in.
+
+    Raises:
+        UsageError: it is a file, or holds a run already.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; a run needs a folder: give another name")
+    if holds_run(path):
+        raise UsageError(f"{path} holds a run already; go on with it (resume) or give another name")
 
 
 def holds_run(path: Path) -> bool:

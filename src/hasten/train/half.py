@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import copy
+import threading
+from collections.abc import MutableMapping
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,36 +14,74 @@ from torch import nn
 from hasten.train.precision import Precision
 
 
-def run_at(module: nn.Module, precision: Callable[[], Precision], device: torch.device) -> None:
+class HasPrecision(Protocol):
+    """What says, at each call, how to compute: a run."""
+
+    precision: Precision
+    device: torch.device
+
+
+def run_at(module: nn.Module, run: HasPrecision) -> None:
     """From now on ``module(…)`` runs under autocast, and its floating results are float32.
 
-    Hooks do it, not a wrapper: the module stays what it is, with its names in checkpoints, and a
-    deep copy of it (an averaged model, say) behaves in the same way.
+    Hooks do it, not a wrapper: the module stays what it is, with its names in checkpoints. A deep
+    copy of it (an averaged model, say) behaves in the same way; a pickled one has forgotten it.
 
     Args:
-        module: changed in place.
-        precision: asked at each call.
-        device: whose autocast is entered.
+        module: changed in place. Prepared for another run before, it follows this one now.
+        run: asked at each call.
     """
-    entered: list[Any] = []
+    for hook in module._forward_pre_hooks.values():
+        prepared = getattr(hook, "__self__", None)
+        if isinstance(prepared, _Autocast):
+            prepared.run = run
+            return
+    hooks = _Autocast(run)
+    module.register_forward_pre_hook(hooks.enter, prepend=True)
+    module.register_forward_hook(hooks.leave, always_call=True)
 
-    def enter(module: nn.Module, args: Any) -> None:
-        context = precision().autocast(device)
+
+class _Autocast:
+    """The two hooks of a module. Each thread has its own stack: autocast is the thread's too."""
+
+    def __init__(self, run: HasPrecision) -> None:
+        self.run = run
+        self._local = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        context = self.run.precision.autocast(self.run.device)
         context.__enter__()
-        entered.append(context)
+        self._stack.append(context)
 
-    def leave(module: nn.Module, args: Any, result: Any) -> Any:
-        if not entered:  # the hook before it did not get to run
+    def leave(self, module: nn.Module, args: Any, result: Any) -> Any:
+        if not self._stack:  # the hook before it did not get to run
             return result
-        context = entered.pop()
+        context = self._stack.pop()
         context.__exit__(None, None, None)
-        return result if isinstance(context, _PLAIN) else to_float32(result)
+        return result if isinstance(context, nullcontext) else to_float32(result)
 
-    module.register_forward_pre_hook(enter, prepend=True)
-    module.register_forward_hook(leave, always_call=True)
+    @property
+    def _stack(self) -> list[Any]:
+        if not hasattr(self._local, "entered"):
+            self._local.entered = []
+        found: list[Any] = self._local.entered
+        return found
+
+    def __deepcopy__(self, memo: Any) -> _Autocast:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _Forgotten, ()
 
 
-_PLAIN = type(Precision(name="float32").autocast(torch.device("cpu")))
+class _Forgotten:
+    """What a pickled module has in place of :class:`_Autocast`: a file holds no run."""
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """Leave the precision as it is."""
+
+    def leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Leave the result as it is."""
 
 
 def to_float32(value: Any) -> Any:
@@ -52,7 +93,12 @@ def to_float32(value: Any) -> Any:
         return type(value)(*map(to_float32, value))
     if isinstance(value, (tuple, list)):
         return type(value)(map(to_float32, value))
-    if isinstance(value, Mapping) and hasattr(value, "items"):
-        changed = {key: to_float32(item) for key, item in value.items()}
-        return changed if type(value) is dict else type(value)(**changed)
+    if isinstance(value, MutableMapping):
+        changed = {k: new for k, old in value.items() if (new := to_float32(old)) is not old}
+        if not changed:
+            return value
+        rebuilt = copy.copy(value)
+        for key, item in changed.items():
+            rebuilt[key] = item
+        return rebuilt
     return value

@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hasten import devices
 from hasten.devices import runtime
-from hasten.errors import Interrupted, NonFiniteLoss
+from hasten.errors import Interrupted, NonFiniteLoss, UsageError
 from hasten.observe.progress import Progress, epoch_line
 from hasten.observe.records import EpochRecord, EventRecord, StepRecord
 from hasten.observe.timeline import Mark, StepSummary, Timeline
@@ -30,6 +31,12 @@ from hasten.train.settings import RunSettings
 from hasten.train.signals import StopSignals
 from hasten.train.source import Source, close
 from hasten.train.spent import Spent
+from hasten.train.window import Window
+
+
+def device_line(device: torch.device) -> str:
+    """What is said first: ``Using device: cuda:0 (NVIDIA H200)``."""
+    return f"Using device: {device} ({runtime.name(device)})"
 
 
 class Keeper:
@@ -49,7 +56,8 @@ class Keeper:
             settings.precision, self.device, channels_last=settings.channels_last is True
         )
         self.progress = Progress(settings.stream or sys.stdout, settings.progress)  # type: ignore[arg-type]
-        self.say(f"Using device: {self.device} ({runtime.name(self.device)})")
+        if settings.announce:
+            self.say(device_line(self.device))
         if settings.seed is not None:
             seed_everything(settings.seed, self.device)
         self.folder = Path(settings.folder) if settings.folder is not None else None
@@ -69,7 +77,7 @@ class Keeper:
         self.resumed_from: Path | None = None
         self.last_batch: Any = None
         """The batch being trained on, or the last one that was."""
-        self.largest_batch: int | None = None
+        self.largest_batch = 0
         """Samples of the largest batch that went through a whole step."""
         self.spent = Spent()
         """What the present epoch has taken so far."""
@@ -77,13 +85,15 @@ class Keeper:
         """The loaders trained on, in the order in which they were first used."""
         self._source: Source | None = None
         self._mark: Mark | None = None
-        self._peeked: Iterator[Any] | None = None
+        self._peeked: tuple[Any, Iterator[Any]] | None = None
+        self._place: tuple[int, Source, int] | None = None  # step and batch under way
         self._samples = 0
-        self._pending = 0  # batches whose gradients wait for the optimizer
-        self._stepped = False
-        self._owed: dict[
-            Optimizer, LRScheduler | None
-        ] = {}  # optimizers that wait for more batches
+        self._window = Window(settings.accumulate)
+        self._owed: dict[Optimizer, LRScheduler | None] = {}  # they wait for more batches
+        self._stepped = False  # and not counted yet
+        self._in_body = False
+        self._open = ExitStack()
+        self._learning_rate: float | None = None
         self._signals = StopSignals()
         self._every = Every.parse(settings.checkpoint_every)
         self._writer: RunFolder | None = None
@@ -106,7 +116,12 @@ class Keeper:
         self.progress.say(text)
 
     def set_precision(self, chosen: precision.Precision) -> None:
-        """Compute at this precision from now on."""
+        """Compute at this precision from now on.
+
+        Raises:
+            UsageError: the device cannot.
+        """
+        precision.check(chosen.name, self.device)
         if chosen.channels_last != self.precision.channels_last:
             for module in self.modules:
                 precision.set_layout(module, chosen.channels_last)
@@ -143,19 +158,42 @@ class Keeper:
             return None
         return float(self.optimizers[0].param_groups[0]["lr"])
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, without those between a stop and its resume."""
+        return self.settings.clock() - self._began_s
+
+    @elapsed_s.setter
+    def elapsed_s(self, seconds: float) -> None:
+        self._began_s = self.settings.clock() - seconds
+
+    def close(self) -> None:
+        """Close the folder, end the progress display and give the signals back; again is harmless.
+
+        :meth:`epochs` does so at its end. After an error in a loop of your own it does when the
+        error's traceback is gone; this is for who wants it earlier.
+        """
+        self._open.close()
+
     @contextmanager
     def session(self, total: int) -> Iterator[None]:
         """Open the folder, resume, show progress and heed signals; :meth:`epochs` enters it."""
-        self.planned_epochs = total
-        with ExitStack() as stack:
+        again, self.planned_epochs = self.planned_epochs > 0, total
+        self._open = ExitStack()
+        with self._open as stack:
             if self.folder is not None:
-                self._writer = stack.enter_context(RunFolder(self.folder, self.settings))
-                self._resume(self._writer)
+                self._writer = stack.enter_context(
+                    RunFolder(self.folder, self.settings, ours=again)
+                )
+                stack.callback(self._release)
+                if not again:
+                    self._resume(self._writer)
                 self._writer.write_config(states.describe(self, total))
-            stack.callback(self._release)
+            else:
+                stack.callback(self._release)
             stack.enter_context(self.progress)
             stack.enter_context(self._signals)
-            self._began_s = self._saved_s = self.settings.clock()
+            self._saved_s = self.settings.clock()
             yield
 
     def begin_epoch(self) -> None:
@@ -180,7 +218,7 @@ class Keeper:
             seconds=self.spent.seconds,
             images_per_s=self.spent.samples / self.spent.seconds if self.spent.seconds else 0.0,
             phases=dict(self.spent.phases),
-            learning_rate=self.learning_rate or 0.0,
+            learning_rate=self._learning_rate or 0.0,
             peak_memory_bytes=runtime.peak_bytes(self.device),
             metrics=metrics,
         )
@@ -198,7 +236,7 @@ class Keeper:
             self._stop()
 
     def save(self, *, best: bool = False) -> Path | None:
-        """Save a checkpoint now; call it between steps.
+        """Save a checkpoint now; between steps, or in a loop's body after its step.
 
         Args:
             best: mark it as the best so far.
@@ -207,17 +245,38 @@ class Keeper:
             Its folder; None for a run without one.
 
         Raises:
-            NonFiniteLoss: the loss became NaN or infinite; nothing is saved.
+            NonFiniteLoss: the loss or a weight became NaN or infinite; nothing is saved.
             CheckpointError: it cannot be written; earlier ones are as they were.
+            UsageError: a step is half done.
         """
         if self._writer is None:
             return None
+        if not self._between_steps:
+            raise UsageError(
+                "run.save() in the middle of a step: its gradients are no part of a checkpoint;"
+                " call it where run.step(optimizer) gave True"
+            )
+        if self._stepped:
+            self._count_step()
         self._check_loss()
+        self._check_weights()
         self.spent = self._spent_by_now()
         path = self._writer.save(*states.gather(self), best=best)
         self._saved_step, self._saved_s = self.global_step, self.settings.clock()
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
         return path
+
+    @property
+    def _between_steps(self) -> bool:
+        return not self._owed and (self._window.closed or not self._in_body)
+
+    def _count_step(self) -> None:
+        self._stepped = False
+        self.global_step += 1
+        if self._samples > self.largest_batch:
+            self.largest_batch = self._samples
+        if self.scaler is not None:
+            self.scaler.update()  # once for all optimizers of the step
 
     def _log_point(self, source: Source) -> None:
         self._check_loss()
@@ -230,7 +289,7 @@ class Keeper:
                 loss=self.meter.recent(),
                 learning_rate=self.learning_rate or 0.0,
                 images_per_s=summary.samples_per_s,
-                seconds=self.settings.clock() - self._began_s,
+                seconds=self.elapsed_s,
                 phases={name: phase.median_s for name, phase in summary.phases.items()},
             )
         )
@@ -242,25 +301,43 @@ class Keeper:
         if path is None:
             text += "; nothing was saved, for the run has no folder"
         else:
-            hint = (
-                self.settings.resume_hint or f"hasten.Run(folder={str(self.folder)!r}, resume=True)"
+            hint = self.settings.resume_hint or (
+                f"the same script with folder={str(self.folder)!r}, resume=True"
             )
             text += f"; saved {path}\nResume with: {hint}"
+        self.close()
         raise Interrupted(text, number)
 
     def _resume(self, writer: RunFolder) -> None:
         saved = writer.newest(say=self.say)
         if saved is None:
+            if self.settings.resume:
+                writer.log.truncate_after(0, epochs=0, batches=0)
             return
         self._resumed_sources = states.apply(self, saved)
+        batches = [int(position["batches"]) for position in self._resumed_sources]
+        self._in_restored_epoch = any(batches)
         self.resumed_from = saved.path
-        self._in_restored_epoch = self.spent.samples > 0
         self._saved_step = self.global_step
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
-        writer.log.truncate_after(self.global_step)
+        if self.best is not None and self.best[1] == self.global_step and not any(batches):
+            writer.mark_best(saved.path)  # a kill may have come between saving and marking
+        writer.log.truncate_after(
+            self.global_step, epochs=self.epoch, batches=max(batches, default=0)
+        )
         where = f"epoch {self.epoch + 1}, step {self.global_step}"
+        if self.epoch >= self.planned_epochs:
+            where = f"{self.epoch} epochs done, step {self.global_step}"
         self.say(f"Resumed from {saved.path} ({where})")
-        self._emit(EventRecord(name="resumed", message=str(saved.path), step=self.global_step))
+        self._emit(
+            EventRecord(
+                name="resumed",
+                message=str(saved.path),
+                epoch=self.epoch,
+                step=self.global_step,
+                seconds=self.elapsed_s,
+            )
+        )
 
     def _emit(self, record: StepRecord | EpochRecord | EventRecord) -> None:
         if self._writer is not None:
@@ -274,25 +351,49 @@ class Keeper:
             raise self._bad_loss(bad)
 
     def _bad_loss(self, bad: BadLoss) -> NonFiniteLoss:
-        source = self._source
-        batch = self.last_batch
-        if bad.batches_ago and source is not None:
-            batch = source.read_again(self.epoch, source.batches_done - 1 - bad.batches_ago)
-        newest = self._writer.last_saved if self._writer is not None else None
-        return diagnose.non_finite_loss(
+        step, batch = self.global_step + 1, self.last_batch
+        if bad.place is not None:
+            step, source, number = bad.place
+            if bad.place is not self._place:
+                batch = source.read_again(self.epoch, number)
+        error = diagnose.non_finite_loss(
             bad.value,
             epoch=self.epoch + 1,
-            step=self.global_step + 1 - bad.batches_ago // self.settings.accumulate,
+            step=step,
             learning_rate=self.learning_rate,
             batch=batch,
-            last_good=str(newest) if newest else None,
+            last_good=self._last_good,
         )
+        self.close()
+        return error
+
+    def _check_weights(self) -> None:
+        """A loss can be finite while its gradient is not: the weights tell, a step later."""
+        bad = diagnose.non_finite_weights(self.modules)
+        if bad:
+            error = diagnose.non_finite_step(
+                bad,
+                epoch=self.epoch + 1,
+                step=self.global_step,
+                learning_rate=self.learning_rate,
+                batch=self.last_batch,
+                last_good=self._last_good,
+            )
+            self.close()
+            raise error
+
+    @property
+    def _last_good(self) -> str | None:
+        newest = self._writer.last_saved if self._writer is not None else None
+        return str(newest) if newest else None
 
     def _note_best(self, record: EpochRecord) -> bool:
         if record.val_accuracy is not None:
             value = record.val_accuracy
         else:
             value = -(record.loss if record.val_loss is None else record.val_loss)
+        if math.isnan(value):
+            return False
         if self.best is not None and not value > self.best[0]:
             return False
         self.best = (value, self.global_step)
@@ -306,7 +407,8 @@ class Keeper:
         return self.spent.plus(summary)
 
     def _release(self) -> None:
-        close(self._peeked)
+        if self._peeked is not None:
+            close(self._peeked[1])
         self._peeked = self._writer = None
         for sink in self.settings.sinks:
             sink.close()

@@ -143,39 +143,42 @@ def fastest(
     medians = {choice: statistics.median(times) for choice, times in seconds.items()}
     plain = choices[0]
     best = min(choices, key=lambda choice: medians[choice])
-    gain = medians[plain] / medians[best]
+    gain = medians[plain] / medians[best] if medians[best] else 1.0
     if gain < WORTH:
-        # The step is the same within noise: the plain one is kept, and nothing is promised.
-        best, gain = plain, 1.0
-    what = f"plain {plain.name}" if gain > 1.0 else f"the others, none {WORTH - 1:.0%} faster"
-    reason = (
-        f"auto measured {len(choices)} ways, {rounds} steps each: {gain:.2f} times the speed of"
-        f" {what} in forward and backward"
-        if gain > 1.0
-        else f"auto measured {len(choices)} ways, {rounds} steps each: none is {WORTH:.2f} times"
-        f" the speed of plain {plain.name}"
-    )
+        best = plain  # the same within noise: nothing is promised
+    measured = f"auto measured {len(choices)} ways, {rounds} steps each"
+    reason = f"{measured}: none is {WORTH:.2f} times the speed of plain {plain.name}"
+    if best is not plain:
+        reason = (
+            f"{measured}: {gain:.2f} times the speed of plain {plain.name} in forward and backward"
+        )
     return Precision(name=best.name, channels_last=best.channels_last, reason=reason)
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(*modules: nn.Module) -> Iterator[None]:
     """Forward and backward passes inside leave buffers, gradients and train mode as they were.
 
     Only buffers are copied: without an optimizer step, parameters do not change.
     """
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    for parameter, _ in gradients:
+    parts = {part: part.training for module in modules for part in module.modules()}
+    buffers = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in parts
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    gradients = {p: p.grad for module in modules for p in module.parameters()}
+    for parameter in gradients:
         parameter.grad = None
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, kept in buffers:
+            for part, name, buffer, kept in buffers:
                 buffer.copy_(kept)
-        for parameter, gradient in gradients:
+                part._buffers[name] = buffer  # a forward pass may have put another in its place
+        for parameter, gradient in gradients.items():
             parameter.grad = gradient
-        for module, mode in modes:
-            module.training = mode
+        for part, mode in parts.items():
+            part.training = mode

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hasten.devices import runtime
-from hasten.feed import Loader
+from hasten.errors import DataError
 from hasten.train import remembered
 from hasten.train.precision import Precision, candidates, fastest, set_layout, undisturbed
 from hasten.train.seed import rng_kept
-from hasten.train.source import close, split
+from hasten.train.source import Source, close, split
 
 if TYPE_CHECKING:
     from hasten.train.run import Run
@@ -35,8 +35,8 @@ def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
     choices = candidates(settings.precision, run.device, trainer.model, settings.channels_last)
     if len(choices) == 1:
         return choices[0]
-    key = remembered.key(run.device, trainer.model, batch, settings, choices)
-    known = remembered.recall(key)
+    key = remembered.key(run.device, run.modules, batch, settings, choices)
+    known = remembered.recall(key, choices)
     if known is not None:
         return known
     warm_s = 0.0
@@ -52,7 +52,7 @@ def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
         warm_s += seconds
         return seconds
 
-    with rng_kept(run.device), undisturbed(trainer.model):
+    with rng_kept(run.device), undisturbed(*run.modules):
         for choice in choices:
             time_at(choice)
         rounds = max(2, min(9, int(_BUDGET_S / max(warm_s, 1e-9))))
@@ -72,8 +72,8 @@ def time_step(run: Run, trainer: Trainer, batch: Any, precision: Precision) -> f
     forward_backward(trainer.model, trainer.loss, data, labels, precision, run.device)
     runtime.synchronize(run.device)
     seconds = run.settings.clock() - began
-    for parameter in trainer.model.parameters():
-        parameter.grad = None
+    for module in run.modules:
+        module.zero_grad(set_to_none=True)
     return seconds
 
 
@@ -93,23 +93,44 @@ def forward_backward(
     value.backward()  # type: ignore[no-untyped-call]
 
 
-def attempt_with(trainer: Trainer, dataset: Any, device: torch.device) -> Callable[[int], None]:
+def attempt_with(
+    trainer: Trainer, batches: Callable[[int], Iterable[Any]], device: torch.device
+) -> Callable[[int], None]:
     """A function that takes a whole step with so many samples, on a copy of the model."""
+    precision = Precision(name="float32")  # the one that needs the most memory
 
     def attempt(samples: int) -> None:
-        precision = Precision(name="float32")  # the one that needs the most memory
-        model = copy.deepcopy(trainer.model).to(device)
-        loss = copy.deepcopy(trainer.loss)
+        given = trainer.optimizer_given
+        # One copy of all three: the optimizer's then holds the parameters of the model's.
+        model, loss, optimizer = copy.deepcopy((trainer.model, trainer.loss, given))
+        model = model.to(device)
         if isinstance(loss, nn.Module):
             loss = loss.to(device)
-        optimizer = trainer.optimizer_for(model)
-        with rng_kept(device), Loader(dataset, batch_size=samples, num_workers=0) as loader:
-            batches = iter(loader.to(device))
+        optimizer = optimizer or trainer.optimizer_for(model, loss)
+        with rng_kept(device):
+            loader = batches(samples)
             try:
-                data, labels = split(next(batches))
+                data, labels = split(first_of(loader, device))
             finally:
-                close(batches)
+                close(loader)
+            model.train()
             forward_backward(model, loss, data, labels, precision, device)
             optimizer.step()
 
     return attempt
+
+
+def first_of(loader: Iterable[Any], device: torch.device) -> Any:
+    """The first batch of a loader, on the device.
+
+    Raises:
+        DataError: it has none.
+    """
+    source = Source(loader, device)
+    batches = source.start(0)
+    try:
+        for batch in batches:
+            return source.onto_device(batch)
+    finally:
+        close(batches)
+    raise DataError("the training data gives no batch: is it empty?")

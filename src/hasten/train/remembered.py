@@ -34,7 +34,7 @@ def folder() -> Path | None:
 
 def key(
     device: torch.device,
-    model: nn.Module,
+    modules: Sequence[nn.Module],
     batch: Any,
     settings: RunSettings,
     choices: Sequence[Precision],
@@ -49,15 +49,23 @@ def key(
         torch.get_num_threads(),
         settings.compile,
         [str(choice) for choice in choices],
-        [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()],
-        [str(module) for module in model.children()],
+        [
+            [(name, list(p.shape), str(p.dtype)) for name, p in module.named_parameters()]
+            for module in modules
+        ],
+        [f"{type(module).__qualname__} {module}" for module in modules],
         [(path, list(tensor.shape), str(tensor.dtype)) for path, tensor in tensors(batch)],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def recall(name: str) -> Precision | None:
-    """The choice kept under a key; None where there is none, or it cannot be read."""
+def recall(name: str, choices: Sequence[Precision]) -> Precision | None:
+    """The choice kept under a key; None where there is none, or it cannot be read.
+
+    Args:
+        name: the key.
+        choices: what there was to choose from; another one in the file is not believed.
+    """
     place = folder()
     if place is None:
         return None
@@ -66,6 +74,8 @@ def recall(name: str) -> Precision | None:
         chosen = Precision.from_json(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # it is measured again, and written anew
+    if (chosen.name, chosen.channels_last) not in [(c.name, c.channels_last) for c in choices]:
+        return None
     return Precision(
         name=chosen.name,
         channels_last=chosen.channels_last,

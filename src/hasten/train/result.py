@@ -70,7 +70,7 @@ class Result:
         return self.history[-1].val_accuracy if self.history else None
 
 
-def finish(run: Run, trainer: Trainer, train: Iterable[Any], val: Iterable[Any] | None) -> Result:
+def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
     """Measure the saturation, judge, export the weights, write the report."""
     saturation = measure_saturation(run, trainer)
     verdict = None
@@ -80,7 +80,7 @@ def finish(run: Run, trainer: Trainer, train: Iterable[Any], val: Iterable[Any] 
             saturation=saturation,
             plan=run.feed,
             device=runtime.name(run.device),
-            batch_size=run.largest_batch,
+            batch_size=run.largest_batch or None,
             precision=run.precision.name,
         )
     if trainer.last_evaluation is None and val is not None:
@@ -122,11 +122,17 @@ def measure_saturation(run: Run, trainer: Trainer) -> float | None:
     if summary is None or summary.steps < 3 or run.full_batch is None:
         return None
     limit = max(2, min(_STEPS_TO_TIME, int(_SHARE_TO_TIME * summary.steps)))
-    with rng_kept(run.device), undisturbed(trainer.model):
-        # The first is not counted: the batch is out of the caches, and compilers may look again.
-        times = [
-            probe.time_step(run, trainer, run.full_batch, run.precision) for _ in range(limit + 1)
-        ][1:]
+    try:
+        with rng_kept(run.device), undisturbed(*run.modules):
+            # The first is not counted: the batch is out of the caches, compilers may look again.
+            times = [
+                probe.time_step(run, trainer, run.full_batch, run.precision)
+                for _ in range(limit + 1)
+            ][1:]
+    except (RuntimeError, MemoryError) as error:
+        if not runtime.is_out_of_memory(error):
+            raise
+        return None  # the training is done: that there is no memory left to measure is no failure
     ready_s = statistics.median(times) + optimizer_s(run)
     return min(1.0, ready_s / summary.step_s)
 

@@ -12,15 +12,18 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from hasten import devices
 from hasten.devices import runtime
-from hasten.errors import UsageError
+from hasten.errors import DataError, UsageError
+from hasten.feed import Loader
 from hasten.observe import timeline as phases
 from hasten.train import precision
 from hasten.train import state as states
 from hasten.train.half import run_at
 from hasten.train.keeping import Keeper
+from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.settings import RunOptions, RunSettings
 from hasten.train.source import Source, close, count
 
@@ -62,42 +65,53 @@ class Run(Keeper):
 
         Modules are moved in place (their parameters stay the same objects, so an optimizer made
         before holds them still), compiled and stored as the settings say, and compute at the
-        run's precision; optimizers' states follow; all of these and schedulers are part of each
-        checkpoint.
+        run's precision when they are called (``model(x)``; around a method of another name put
+        :meth:`autocast`); optimizers' states follow; all of these and schedulers are part of each
+        checkpoint. A loader comes back as it is: :meth:`batches` brings its batches.
 
         Args:
-            objects: modules, optimizers, schedulers; other things are moved to the device.
+            objects: modules, optimizers, schedulers, loaders; other things are moved to the device.
 
         Returns:
             The same objects, in the same order; one object for one argument.
 
         Raises:
-            UsageError: an optimizer holds parameters of no module prepared with it.
+            UsageError: an optimizer holds parameters of no module prepared with it, or needs a
+                closure.
         """
         for item in objects:
             if isinstance(item, nn.Module):
                 self.adopt(item)
-                run_at(item, lambda: self.precision, self.device)
+                run_at(item, self)
         given = []
         for item in objects:
             if isinstance(item, Optimizer):
-                states.move_optimizer(item, self.device)
-                states.check_parameters(item, self.modules)
+                states.check_optimizer(item, self.modules)
+                devices.move(item, self.device)
                 self.optimizers.append(item)
             elif isinstance(item, (LRScheduler, ReduceLROnPlateau)):
                 self.schedulers.append(item)
-            elif not isinstance(item, nn.Module):
+            elif not isinstance(item, (nn.Module, Loader, DataLoader)):
                 item = devices.move(item, self.device)
             given.append(item)
         return given[0] if len(given) == 1 else tuple(given)
 
-    def adopt(self, module: nn.Module) -> None:
-        """Move a module to the device, store and compile it as the settings say, and keep it in
-        checkpoints; its precision is left to :meth:`autocast`."""
+    def adopt(self, module: nn.Module, *, compiled: bool = True) -> None:
+        """Move a module to the device, store it as the settings say and keep it in checkpoints;
+        its precision is left to :meth:`autocast`.
+
+        Args:
+            module: changed in place.
+            compiled: False leaves it as it is even if the run compiles its modules.
+
+        Raises:
+            UsageError: it has parameters without a shape yet.
+        """
+        states.check_module(module)
         devices.move(module, self.device)
         if self.precision.channels_last:
             precision.set_layout(module, True)
-        if self.settings.compile and not self.modules:
+        if self.settings.compile and compiled:
             module.compile()
         self.modules.append(module)
 
@@ -123,20 +137,28 @@ class Run(Keeper):
             for epoch in range(self.epoch, total):
                 self.begin_epoch()
                 yield epoch
+                self._step_what_is_owed()
                 self.end_epoch(total)
 
     def batches(self, loader: Iterable[Any], *, training: bool | None = None) -> Iterator[Any]:
         """The loader's batches, each on the device.
 
+        Leaving the loop early (``break``) is fine: the rest of the epoch is then left out.
+
         Args:
             loader: a :class:`hasten.Loader`, a ``DataLoader``, or any iterable of batches.
             training: whether steps are taken on them; by default where gradients are enabled,
-                so a validation loop under ``torch.no_grad()`` counts nothing.
+                so a validation loop under ``torch.no_grad()`` counts nothing and leaves the
+                random generators as they were.
+
+        Raises:
+            DataError: a loader to train on gives no batch.
+            Interrupted, NonFiniteLoss: see :meth:`epochs`.
         """
         if not (torch.is_grad_enabled() if training is None else training):
             yield from self._batches_to_read(loader)
             return
-        start, step_done = self.timeline.start, self.timeline.step_done
+        start, step_done, window = self.timeline.start, self.timeline.step_done, self._window
         log_every, clock = self.settings.log_every, self.settings.clock
         with self._started(loader) as (source, batches):
             start(phases.WAIT)
@@ -147,12 +169,15 @@ class Run(Keeper):
                 samples = count(batch)
                 if samples != self._samples:
                     self._batch_size_changed(batch, samples)
-                self._pending += 1
+                window.add(samples)
+                self._place = (self.global_step + 1, source, source.batches_done)
+                source.batches_done += 1
+                self._in_body = True
                 start(phases.FORWARD)
                 yield batch
-                source.batches_done += 1
+                self._in_body = False
                 if self._stepped:
-                    self._step_taken()
+                    self._count_step()
                 step_done(samples)
                 if source.batches_done % log_every == 0:
                     self._log_point(source)
@@ -164,23 +189,23 @@ class Run(Keeper):
                     self._look(source, samples)
                 start(phases.WAIT)
             start(phases.OTHER)
-            self._step_what_is_owed()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients of a loss (a scalar, the mean over the batch).
+        """Compute gradients of a loss (one number, the mean over the batch).
 
-        It is added to the epoch's mean, divided for accumulation, and scaled for float16.
+        It is added to the epoch's mean, weighted for accumulation, and scaled for float16.
 
         Raises:
             NonFiniteLoss: it is NaN or infinite: at once on the host, at the next log point on
                 an accelerator (which is not made to wait for it).
+            UsageError: the loss is not one number.
         """
         self.timeline.start(phases.BACKWARD)
-        bad = self.meter.add(loss, self._samples)
+        bad = self.meter.add(loss, self._samples, self._place)
         if bad is not None:
             raise self._bad_loss(bad)
         if self.settings.accumulate > 1:
-            loss = loss / self.settings.accumulate
+            loss = self._window.share(loss, self._samples)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -194,17 +219,22 @@ class Run(Keeper):
 
         Returns:
             Whether the optimizer stepped.
+
+        Raises:
+            UsageError: not within a loop over :meth:`batches`.
         """
-        if self._pending < self.settings.accumulate and not self._is_last_batch():
+        window = self._window
+        if not window.full and not self._is_last_batch():
             self._owed[optimizer] = scheduler
             return False
         self._owed.pop(optimizer, None)
         self.timeline.start(phases.OPTIMIZER)
+        if window.size > 1:
+            window.correct(_parameters(optimizer))
         if self.settings.clip_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(optimizer)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
+            nn.utils.clip_grad_norm_(_parameters(optimizer), self.settings.clip_norm)
         if self.scaler is not None:
             self.scaler.step(optimizer)
         else:
@@ -212,62 +242,79 @@ class Run(Keeper):
         optimizer.zero_grad()
         if scheduler is not None:
             scheduler.step()
-        self._stepped = True
+        self._stepped = window.closed = True
         self.timeline.start(phases.OTHER)
         return True
-
-    def _step_taken(self) -> None:
-        self._stepped, self._pending = False, 0
-        self.global_step += 1
-        if self.scaler is not None:
-            self.scaler.update()  # once for all optimizers of the step
-
-    def _step_what_is_owed(self) -> None:
-        """At the end of a loader of unknown length: the last batches were too few for a step."""
-        if not self._pending:
-            return
-        self._pending = self.settings.accumulate
-        for optimizer, scheduler in list(self._owed.items()):
-            self.step(optimizer, scheduler)
-        if self._stepped:
-            self._step_taken()
-        self._pending = 0
 
     def peek(self, loader: Iterable[Any]) -> Any:
         """The batch that :meth:`batches` will give first, on the device; None where it has none."""
         source = self._source_of(loader)
         batches = source.start(self.epoch)
         first = next(batches, None)
-        self._peeked = chain([] if first is None else [first], batches)
-        return None if first is None else source.onto_device(first)
+        self._peeked = (first, batches)
+        if first is not None:
+            self.last_batch = first = source.onto_device(first)
+        return first
 
     @contextmanager
     def _started(self, loader: Iterable[Any]) -> Iterator[tuple[Source, Iterator[Any]]]:
+        self._step_what_is_owed()
         source = self._source = self._source_of(loader)
-        batches, self._peeked = self._peeked or source.start(self.epoch), None
+        (first, batches), self._peeked = self._peeked or (None, source.start(self.epoch)), None
         done = source.batches_done
         self.progress.epoch(self.epoch + 1, self.planned_epochs, source.batches, done=done)
         self._looked = (done, 0.0, 0.0)
         self._mark = self.timeline.mark()
         try:
-            yield source, batches
+            yield source, batches if first is None else chain([first], batches)
+            if not source.batches_done:
+                raise DataError(
+                    f"the {type(loader).__name__} gives no batch in epoch {self.epoch + 1}: is it"
+                    " empty, drop_last too much, or an iterator, which can be read only once?"
+                )
+            self._step_what_is_owed()
             runtime.synchronize(self.device)  # once an epoch: its time is then the device's too
-            self.spent = self._spent_by_now()
-            self.progress.epoch_done()
+            self._check_loss()
+        except GeneratorExit:  # the loop was left early; the batch that was out counts
+            if self._stepped:
+                self._count_step()
+            self.timeline.step_done(self._samples)
+            raise
         finally:
+            self._in_body = False
+            self.spent = self._spent_by_now()
+            self._learning_rate = self.learning_rate
+            self.progress.epoch_done()
             self._mark = self._source = None
             close(batches)
 
+    def _step_what_is_owed(self) -> None:
+        """Step with what a window holds when no batch follows, though it is not full: at the end
+        of a loader of unknown length, or when the loop was left early."""
+        self._window.ended = True
+        for optimizer, scheduler in list(self._owed.items()):
+            self.step(optimizer, scheduler)
+        if self._stepped:
+            self._count_step()
+        self._window.drop()
+
     def _batches_to_read(self, loader: Iterable[Any]) -> Iterator[Any]:
+        if not self._in_body:
+            self._step_what_is_owed()
         source = Source(loader, self.device)
+        # What reading draws is no part of training: a stop in the middle must not leave it there.
+        before = rng_state(self.device)
         batches = source.start(0)
         try:
             for batch in batches:
-                if self._signals.received is not None:
+                if self._signals.received is not None and self._between_steps:
+                    set_rng_state(before, self.device)
                     self._stop()
-                yield source.onto_device(batch)
+                self.last_batch = batch = source.onto_device(batch)
+                yield batch
         finally:
             close(batches)
+            set_rng_state(before, self.device)
 
     def _source_of(self, loader: Iterable[Any]) -> Source:
         for source in self.sources:
@@ -284,12 +331,14 @@ class Run(Keeper):
         self._samples = samples
         if self.full_batch is None or samples >= count(self.full_batch):
             self.full_batch = batch
-            if self.global_step:
-                self.largest_batch = samples
 
     def _is_last_batch(self) -> bool:
         source = self._source
-        return source is not None and source.batches_done + 1 == source.batches
+        if source is None:
+            raise UsageError(
+                "run.step belongs into a loop over run.batches(loader), which counts the batches"
+            )
+        return source.batches_done == source.batches
 
     def _look(self, source: Source, samples: int) -> None:
         """What is not needed at every step: progress, a checkpoint that is due, a signal."""
@@ -302,10 +351,14 @@ class Run(Keeper):
         share = (totals[phases.WAIT] - waited) / max(sum(totals) - spent, 1e-9)
         loss = None if math.isnan(self.meter.mean) else self.meter.mean
         self.progress.advance(done, done * samples, loss, share)
-        if self._pending:
+        if self._owed:
             return  # gradients are half accumulated: not a place to stop at
         if self._signals.received is not None:
             self._stop()
         steps, seconds = self.global_step - self._saved_step, now - self._saved_s
         if self._every.due(steps=steps, seconds=seconds):
             self.save()
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -46,6 +46,7 @@ class RunOptions(TypedDict, total=False):
     sinks: Sequence[Sink]
     config: dict[str, Any]
     resume_hint: str | None
+    announce: bool
     clock: Callable[[], float]
 
 
@@ -93,6 +94,8 @@ class RunSettings:
     """Kept in ``config.json`` and in each checkpoint: what you want to find there again."""
     resume_hint: str | None = None
     """The command to resume with, shown when a signal stops the run."""
+    announce: bool = True
+    """Say ``Using device: …`` when the run is made."""
     clock: Callable[[], float] = time.perf_counter
     """Seconds, monotonic."""
 

@@ -13,6 +13,8 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM)
 class StopSignals:
     """While entered, the first Ctrl-C or SIGTERM sets :attr:`received`; a second one acts at once.
 
+    It acts as it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM ends the process.
+
     Handlers can only be set in the main thread of the main interpreter; elsewhere (a notebook's
     worker, a test's thread) nothing is watched and Python's own behaviour stays.
     """
@@ -25,8 +27,9 @@ class StopSignals:
         self.received = None
         if threading.current_thread() is threading.main_thread():
             for number in _WATCHED:
-                # A signal that was ignored when we began (nohup) stays ignored.
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                # A signal that was ignored when we began (nohup) stays ignored, and a handler that
+                # Python did not set (None) could not be put back.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -37,6 +40,7 @@ class StopSignals:
         trace: TracebackType | None,
     ) -> None:
         self._restore()
+        self.received = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number

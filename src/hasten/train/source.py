@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from hasten.devices import move
-from hasten.errors import DataError
+from hasten.errors import CheckpointError, DataError
 from hasten.feed import Loader
 from hasten.train.seed import rng_state, set_rng_state
 
@@ -17,7 +18,8 @@ class Source:
     """One loader of a run: any iterable of batches; a :class:`hasten.Loader` does it best.
 
     A hasten loader starts in the middle of an epoch without touching the samples before. Any
-    other iterable is read again up to there, from the random state that its epoch began with.
+    other iterable is read again up to there, from the random states that its epoch began with:
+    the global generators' and those of a ``DataLoader`` and its samplers.
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
@@ -25,16 +27,16 @@ class Source:
         self.device = device
         self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None
         self.batches_done = 0
+        """Batches of this epoch given to the loop."""
+        self._generators = [] if self.fed is not None else _generators(loader)
         self._rng_at_epoch: dict[str, Any] | None = None
+        self._own_at_epoch: list[torch.Tensor] = []
         self._resume: dict[str, Any] | None = None
 
     @property
     def batches(self) -> int | None:
         """Batches of an epoch; None where the loader does not know."""
-        try:
-            return len(self.loader)  # type: ignore[arg-type]
-        except TypeError:
-            return None
+        return length(self.loader)
 
     @property
     def plan(self) -> str:
@@ -49,7 +51,11 @@ class Source:
         return float(getattr(self.fed, "copy_seconds", 0.0))
 
     def start(self, epoch: int) -> Iterator[Any]:
-        """The batches of an epoch (counted from 0), from the position it was restored to."""
+        """The batches of an epoch (counted from 0), from the position it was restored to.
+
+        Raises:
+            DataError: the loader gives fewer batches than were done.
+        """
         resume, self._resume = self._resume, None
         skip = resume["batches"] if resume else 0
         self.batches_done = skip
@@ -57,21 +63,26 @@ class Source:
             self.fed.set_epoch(epoch)
             if resume:
                 self.fed.load_state_dict({**resume["loader"], "epoch": epoch, "batch": skip})
-            batches: Iterator[Any] = iter(self.fed)
-        else:
-            for shuffling in (self.loader, getattr(self.loader, "sampler", None)):
-                set_epoch = getattr(shuffling, "set_epoch", None)
-                if set_epoch is not None:
-                    set_epoch(epoch)
-            now = rng_state(self.device)
-            if resume and resume["rng"]:
-                set_rng_state(resume["rng"], self.device)
-            self._rng_at_epoch = rng_state(self.device)
-            batches = iter(self.loader)
-            for _ in range(skip):
-                next(batches, None)
-            if resume:
-                set_rng_state(now, self.device)  # where the run itself had got to
+            return iter(self.fed)
+        samplers = (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))
+        for shuffling in (self.loader, *samplers):
+            set_epoch = getattr(shuffling, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        now = rng_state(self.device)
+        if resume and resume["rng"]:
+            set_rng_state(resume["rng"], self.device)
+        self._rng_at_epoch = rng_state(self.device)
+        self._own_at_epoch = [generator.get_state() for generator in self._generators]
+        batches = iter(self.loader)
+        for place in range(skip):
+            if next(batches, self) is self:
+                raise DataError(
+                    f"the checkpoint was made after {skip} batches of an epoch, and the"
+                    f" {type(self.loader).__name__} gives only {place} now: the data has changed"
+                )
+        if resume:
+            set_rng_state(now, self.device)  # where the run itself had got to
         return batches
 
     def onto_device(self, batch: Any) -> Any:
@@ -80,20 +91,36 @@ class Source:
 
     def state(self) -> dict[str, Any]:
         """The position, for a checkpoint."""
+        within = self.batches_done > 0
+        own = self._own_at_epoch if within else [g.get_state() for g in self._generators]
         return {
             "batches": self.batches_done,
+            "of": self.batches,
             "loader": self.fed.state_dict() if self.fed is not None else {},
-            "rng": self._rng_at_epoch if self.fed is None and self.batches_done else None,
+            "rng": self._rng_at_epoch if self.fed is None and within else None,
+            "generators": own,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Make the next :meth:`start` begin where ``state`` was taken."""
+        """Make the next :meth:`start` begin where ``state`` was taken.
+
+        Raises:
+            CheckpointError: it was taken in the middle of an epoch of another length.
+        """
+        if state["batches"] and state["of"] != self.batches:
+            raise CheckpointError(
+                f"the checkpoint was made in an epoch of {state['of']} batches, and this loader"
+                f" gives {self.batches}: go on with the data and the batch size of the run"
+            )
         self._resume = state if state["batches"] else None
+        for generator, kept in zip(self._generators, state["generators"], strict=False):
+            generator.set_state(kept)
 
     def read_again(self, epoch: int, batch: int) -> Any | None:
         """The batch at a position (counted from 0) of an epoch; None where it cannot be had."""
         if self.fed is None:
-            return None
+            loader = self.loader
+            return loader[batch] if isinstance(loader, (list, tuple)) else None
         kept = self.fed.state_dict()
         self.fed.load_state_dict({**kept, "epoch": epoch, "batch": batch})
         batches = iter(self.fed)
@@ -104,21 +131,53 @@ class Source:
             self.fed.load_state_dict(kept)
 
 
-def close(batches: Iterator[Any] | None) -> None:
-    """End an iterator that may hold threads or processes."""
-    if batches is not None and hasattr(batches, "close"):
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader was given, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def length(loader: Iterable[Any]) -> int | None:
+    """Batches of an epoch; None where the loader does not know."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def close(batches: Any) -> None:
+    """End an iterator or a loader that may hold threads or processes."""
+    if hasattr(batches, "close"):
         batches.close()
 
 
 def count(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
+    """Samples in a batch: the first dimension of its first tensor; 1 where there is none.
+
+    Of a list of strings its length, and of a packed sequence the number of sequences.
+    """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, dict):
-        return max((count(item) for item in batch.values()), default=1)
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
     if isinstance(batch, (tuple, list)) and batch:
-        return count(batch[0])
-    return len(batch) if hasattr(batch, "__len__") and not isinstance(batch, str) else 1
+        first = batch[0]
+        return len(batch) if isinstance(first, (str, bytes)) else count(first)
+    if isinstance(batch, Mapping):
+        sizes = (item.shape[0] for item in batch.values() if _has_rows(item))
+        return next(sizes, 0) or max((count(item) for item in batch.values()), default=1)
+    return len(batch) if hasattr(batch, "__len__") and not isinstance(batch, (str, bytes)) else 1
+
+
+def _has_rows(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dim() > 0
 
 
 _LABELS = ("labels", "label", "targets", "target")
@@ -134,7 +193,7 @@ def split(batch: Any) -> tuple[Any, Any]:
     """
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return (batch[0], batch[1]) if len(batch) == 2 else (tuple(batch[:-1]), batch[-1])
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         for name in _LABELS:
             if name in batch:
                 return {k: v for k, v in batch.items() if k != name}, batch[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import platform
 import sys
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 import hasten
-from hasten import devices
 from hasten.devices import runtime
+from hasten.devices.runtime import autocast_dtypes
 from hasten.errors import CheckpointError, UsageError
 from hasten.observe.records import EpochRecord
 from hasten.train import weights
@@ -42,8 +44,9 @@ def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "rng": rng_state(run.device),
         "sources": [source.state() for source in run.sources],
-        "loss": {"total": run.meter.total, "samples": run.meter.samples},
+        "loss": run.meter.state(),
         "spent": run.spent.to_json(),
+        "seconds": run.elapsed_s,
     }
     meta = {
         "step": run.global_step,
@@ -52,9 +55,18 @@ def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "precision": run.precision.to_json(),
         "history": [record.to_json() for record in run.history],
         "best": run.best,
+        "kinds": kinds(run),
         "config": run.settings.config,
     }
     return weights.state_of(run.modules[0]), training, meta
+
+
+def kinds(run: Keeper) -> dict[str, list[str]]:
+    """The classes of what a run trains with, by name."""
+    return {
+        "optimizers": [type(optimizer).__name__ for optimizer in run.optimizers],
+        "schedulers": [type(scheduler).__name__ for scheduler in run.schedulers],
+    }
 
 
 def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
@@ -68,32 +80,52 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
     """
     training, source = saved.training, str(saved.path)
     states = [saved.model, *training["modules"]]
-    for what, here, there in (
-        ("modules", run.modules, states),
-        ("optimizers", run.optimizers, training["optimizers"]),
-        ("schedulers", run.schedulers, training["schedulers"]),
-    ):
-        if len(here) != len(there):
+    if len(run.modules) != len(states):
+        raise CheckpointError(
+            f"{source} holds {len(states)} modules, this run has {len(run.modules)};"
+            " prepare the same ones in the same order"
+        )
+    for what, here in kinds(run).items():
+        there = saved.meta["kinds"][what]
+        if here != there:
             raise CheckpointError(
-                f"{source} holds {len(there)} {what}, this run has {len(here)};"
+                f"the {what} in {source} are {_listed(there)}, this run has {_listed(here)};"
                 " prepare the same ones in the same order"
             )
+    _apply_precision(run, Precision.from_json(saved.meta["precision"]))
     for module, state in zip(run.modules, states, strict=True):
         weights.load_into(module, state, source=source)
     for optimizer, state in zip(run.optimizers, training["optimizers"], strict=True):
         _load_optimizer(optimizer, state, source)
     for scheduler, state in zip(run.schedulers, training["schedulers"], strict=True):
         scheduler.load_state_dict(state)
-    run.set_precision(Precision.from_json(saved.meta["precision"]))
     if run.scaler is not None and training["scaler"]:
         run.scaler.load_state_dict(training["scaler"])
     run.epoch, run.global_step = saved.meta["epoch"], saved.meta["step"]
     run.history = [EpochRecord.from_json(record) for record in saved.meta["history"]]
     run.best = tuple(saved.meta["best"]) if saved.meta["best"] else None
     run.spent = Spent.from_json(training["spent"])
-    run.meter.reset(training["loss"]["total"], training["loss"]["samples"])
+    run.meter.restore(training["loss"])
+    run.elapsed_s = training["seconds"]
     set_rng_state(training["rng"], run.device)
     return list(training["sources"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _apply_precision(run: Keeper, saved: Precision) -> None:
+    """Go on at the precision of before, unless another is asked for or the device has it not."""
+    asked = run.settings.precision
+    able = ("float32", *(str(d).removeprefix("torch.") for d in autocast_dtypes(run.device)))
+    if asked not in ("auto", saved.name):
+        run.say(f"Precision: {asked}, as asked for; it was {saved.name}")
+        saved = Precision(name=asked, channels_last=saved.channels_last)
+    elif saved.name not in able:
+        run.say(f"Precision: float32, for {run.device} cannot compute in {saved.name}")
+        saved = Precision(name="float32", channels_last=saved.channels_last)
+    run.set_precision(saved)
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any], source: str) -> None:
@@ -108,30 +140,39 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any], source: str) ->
         group.update(way)
 
 
-def move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
-    """Move the state that an optimizer made before its model was moved (Adagrad does).
-
-    Step counters of no dimension stay on the host, where the optimizers keep them.
-    """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and (value.dim() or name != "step"):
-                state[name] = devices.move(value, parameter.device)
-
-
-def check_parameters(optimizer: Optimizer, modules: Sequence[nn.Module]) -> None:
-    """Refuse an optimizer whose parameters belong to none of the modules.
+def check_module(module: nn.Module) -> None:
+    """Refuse a module that is not complete yet.
 
     Raises:
-        UsageError: it would train weights that no prepared model uses.
+        UsageError: it has lazy parameters, whose shapes its first batch is to give.
     """
+    lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise UsageError(
+            f"{type(module).__name__} has parameters without a shape yet ({', '.join(lazy[:3])}):"
+            " call it on one batch before it is trained, so that its lazy layers take their shapes"
+        )
+
+
+def check_optimizer(optimizer: Optimizer, modules: Sequence[nn.Module]) -> None:
+    """Refuse an optimizer that cannot train the modules.
+
+    Raises:
+        UsageError: its parameters are those of no prepared module, or its step needs a closure.
+    """
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{name} computes the loss several times a step, by a closure; hasten takes one"
+            " forward and backward pass a step: use another optimizer"
+        )
     known = {id(p) for module in modules for p in module.parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if modules and held and not any(id(p) in known for p in held):
         raise UsageError(
-            f"{type(optimizer).__name__} holds no parameter of the prepared modules: make it from"
-            " the model that you prepare, as in"
-            f" {type(optimizer).__name__}(model.parameters()), and prepare both together"
+            f"{name} holds no parameter of the prepared modules: make it from the model that you"
+            f" prepare, as in {name}(model.parameters()), and prepare both together"
         )
 
 
@@ -150,9 +191,9 @@ def describe(run: Keeper, epochs: int) -> dict[str, Any]:
         "config": run.settings.config,
         "device": {"device": str(run.device), "name": runtime.name(run.device)},
         "precision": run.precision.to_json(),
-        "model": [type(module).__name__ for module in run.modules],
-        "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "modules": [type(module).__name__ for module in run.modules],
+        **kinds(run),
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         "command": sys.argv,
         "platform": platform.platform(),
     }

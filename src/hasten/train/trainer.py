@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -19,8 +20,9 @@ from hasten.train.evaluation import Evaluation, evaluate
 from hasten.train.result import Result, finish
 from hasten.train.run import Run
 from hasten.train.settings import RunOptions, RunSettings
-from hasten.train.source import split
+from hasten.train.source import length, split
 
+Loss = Callable[[Any, Any], torch.Tensor]
 MakeOptimizer = type[Optimizer] | Callable[..., Optimizer] | Optimizer
 MakeScheduler = (
     Callable[..., LRScheduler | ReduceLROnPlateau] | LRScheduler | ReduceLROnPlateau | None
@@ -37,17 +39,21 @@ class Trainer:
 
     Args:
         model: called with a batch's data; moved to the device when training starts.
-        loss: ``loss(outputs, labels)``, a scalar: the mean over the batch. A module's own tensors
-            (class weights) go to the device too.
-        optimizer: a class (``torch.optim.SGD``), a function of the parameters, or an optimizer
-            of the model's parameters.
+        loss: ``loss(outputs, labels)``, one number: the mean over the batch. A module's own
+            tensors (class weights) go to the device too, and are part of each checkpoint.
+        optimizer: a class (``torch.optim.SGD``; its fused kernels are used where there are any),
+            a function of the parameters, or an optimizer. The first two are given the parameters
+            of the model and those of the loss, if it has any to train; an optimizer trains those
+            that it holds.
         lr: learning rate for a class or function; None leaves its default.
-        scheduler: a function of the optimizer, or of it and the number of optimizer steps in all
+        scheduler: a function of the optimizer, or of it and the number of times that it will step
             (``lambda optimizer, steps: OneCycleLR(optimizer, 0.1, total_steps=steps)``), or a
-            scheduler.
+            scheduler of the optimizer given.
         schedule_per: when the scheduler steps: after each optimizer ``step`` or each ``epoch``.
+            A ReduceLROnPlateau is given the validation loss, or without validation the training
+            loss, and so steps per epoch only.
         metrics: figures of each validation beside loss and, for class labels, accuracy:
-            torchmetrics objects by name.
+            torchmetrics objects by name, each computing one number.
         options: of the run: see :class:`hasten.train.settings.RunSettings`.
 
     Raises:
@@ -58,7 +64,7 @@ class Trainer:
         self,
         model: nn.Module,
         *,
-        loss: Callable[[Any, Any], torch.Tensor],
+        loss: Loss,
         optimizer: MakeOptimizer = torch.optim.AdamW,
         lr: float | None = None,
         scheduler: MakeScheduler = None,
@@ -81,9 +87,15 @@ class Trainer:
         self._make_optimizer, self._lr = optimizer, lr
         self._make_scheduler, self._per_step = scheduler, schedule_per == "step"
         self._metrics = dict(metrics or {})
+        taken = sorted({"loss", "val_loss", "val_accuracy"} & self._metrics.keys())
+        if taken:
+            raise UsageError(f"a metric cannot be named {taken[0]}: hasten has that figure itself")
 
     def fit(self, train: Iterable[Any], val: Iterable[Any] | None = None, *, epochs: int) -> Result:
         """Train for ``epochs`` epochs in all.
+
+        Called again it trains the same model further, in a new run; an optimizer that was given
+        ready made keeps its state, others are made anew.
 
         Args:
             train: batches of ``(data, labels)``, best from a :class:`hasten.Loader`. ``data`` is
@@ -92,16 +104,21 @@ class Trainer:
             val: the same, to validate on after each epoch.
             epochs: counted from the beginning of the run, also when it is resumed.
 
+        Returns:
+            What the run came to.
+
         Raises:
             Interrupted: Ctrl-C or SIGTERM; the step was finished and saved.
             NonFiniteLoss: the loss became NaN or infinite.
             OutOfDeviceMemory: a batch does not fit on the device.
             DeviceMismatch: the model's own code mixes devices; names the tensors.
-            DataError: ``train`` gives no batch.
+            DataError: a loader gives no batch.
+            UsageError: model, optimizer, scheduler or folder cannot be used so.
+            CheckpointError: there is nothing whole to resume, or it does not fit.
         """
-        run = self._start(train, epochs)
+        run = self._start(train, val, epochs)
         optimizer, per_step = run.optimizers[0], run.schedulers[0] if self._per_step else None
-        with explain.errors(run, self):
+        with explain.stopped(run, self), explain.errors(run, self):
             for _ in run.epochs(epochs):
                 self._settle(run, train)
                 self.model.train()
@@ -111,38 +128,63 @@ class Trainer:
                     run.backward(loss)
                     run.step(optimizer, per_step)
                 self._validate(run, val)
-            return finish(run, self, train, val)
+            return finish(run, self, val)
 
     def evaluate(self, loader: Iterable[Any]) -> Evaluation:
         """Mean loss, accuracy and confusion matrix (for class labels) and metrics over a loader.
 
+        The model is taken as it is now: no checkpoint is loaded.
+
         Raises:
             DataError: the loader gives no batch.
+            OutOfDeviceMemory: a batch does not fit on the device.
         """
         run = self.run or self._own_run()
         with explain.errors(run, self):
             return self._evaluate(run, loader)
 
-    def fitting_batch(self, dataset: Any, wanted: int) -> BatchPlan:
+    def fitting_batch(self, batches: Callable[[int], Iterable[Any]], wanted: int) -> BatchPlan:
         """The largest share of ``wanted`` samples that a whole step fits the device with.
 
         A copy of the model takes the steps; this one is left as it is.
+
+        Args:
+            batches: makes a loader of batches of so many samples; it is closed if it can be.
+            wanted: samples of an optimizer step.
 
         Raises:
             OutOfDeviceMemory: not even one sample fits.
         """
         device = devices.device(self._settings.device)
-        return fitting(wanted, probe.attempt_with(self, dataset, device), device)
+        return fitting(wanted, probe.attempt_with(self, batches, device), device)
 
-    def optimizer_for(self, model: nn.Module) -> Optimizer:
-        """The optimizer of a model, made as this trainer makes its own."""
+    @property
+    def optimizer_given(self) -> Optimizer | None:
+        """The optimizer, if it was given ready made."""
+        return self._make_optimizer if isinstance(self._make_optimizer, Optimizer) else None
+
+    def optimizer_for(
+        self, model: nn.Module, loss: Callable[[Any, Any], torch.Tensor]
+    ) -> Optimizer:
+        """The optimizer of a model and a loss, made as this trainer makes its own.
+
+        Raises:
+            UsageError: it cannot be made of these parameters.
+        """
         make = self._make_optimizer
         if isinstance(make, Optimizer):
             return make
         options: dict[str, Any] = {} if self._lr is None else {"lr": self._lr}
+        modules = [model, loss] if isinstance(loss, nn.Module) else [model]
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise UsageError(
+                f"{type(model).__name__} has no parameter to train"
+                + (": all have requires_grad=False" if parameters else "")
+            )
         try:
-            optimizer = fused(make, model, options) or make(model.parameters(), **options)
-        except ValueError as error:
+            optimizer = fused(make, parameters, options) or make(parameters, **options)
+        except (TypeError, ValueError) as error:
             raise UsageError(f"cannot make the optimizer: {error}") from error
         if not isinstance(optimizer, Optimizer):
             raise UsageError(f"optimizer gave a {type(optimizer).__name__}, not an Optimizer")
@@ -154,14 +196,19 @@ class Trainer:
         run = Run(**self._options)
         run.adopt(self.model)
         if isinstance(self.loss, nn.Module):
-            run.adopt(self.loss)
+            run.adopt(self.loss, compiled=False)
         self.run = run
         return run
 
-    def _start(self, train: Iterable[Any], epochs: int) -> Run:
+    def _start(self, train: Iterable[Any], val: Iterable[Any] | None, epochs: int) -> Run:
+        if epochs < 1:
+            raise UsageError(f"epochs={epochs}: at least 1")
+        if val is not None and length(val) == 0:
+            raise DataError("the validation data is empty: give some, or val=None")
+        self.last_evaluation = None
         run = self._own_run()
         # The optimizer is made after the model is on its device and holds the tensors it steps.
-        optimizer = run.prepare(self.optimizer_for(self.model))
+        optimizer = run.prepare(self.optimizer_for(self.model, self.loss))
         scheduler = self._scheduler(optimizer, train, epochs)
         if scheduler is not None:
             run.prepare(scheduler)
@@ -173,17 +220,52 @@ class Trainer:
         self, optimizer: Optimizer, train: Iterable[Any], epochs: int
     ) -> LRScheduler | ReduceLROnPlateau | None:
         make = self._make_scheduler
-        if make is None or isinstance(make, (LRScheduler, ReduceLROnPlateau)):
-            return make
-        if len(inspect.signature(make).parameters) < 2:
-            return make(optimizer)
-        try:
-            batches = len(train)  # type: ignore[arg-type]
-        except TypeError as error:
+        if make is None:
+            return None
+        scheduler: Any = make
+        if not isinstance(make, (LRScheduler, ReduceLROnPlateau)):
+            arguments = [optimizer, *self._steps_if_asked(make, train, epochs)]
+            try:
+                scheduler = make(*arguments)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"cannot make the scheduler: {error}") from error
+        if not isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
+            raise UsageError(f"scheduler gave a {type(scheduler).__name__}, not a scheduler")
+        if scheduler.optimizer is not optimizer:
+            raise UsageError(
+                "the scheduler is of another optimizer than the trainer's: give both ready made,"
+                " or scheduler= as a function of the optimizer"
+            )
+        if isinstance(scheduler, ReduceLROnPlateau) and self._per_step:
+            raise UsageError("ReduceLROnPlateau looks at an epoch's loss: schedule_per='epoch'")
+        return scheduler
+
+    def _steps_if_asked(
+        self, make: Callable[..., Any], train: Iterable[Any], epochs: int
+    ) -> list[int]:
+        """The number of times that a scheduler will step, for a function that takes it."""
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(make).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        if len(needed) < 2:
+            return []
+        if inspect.isclass(make) or len(needed) > 2:
+            name = getattr(make, "__name__", "the scheduler")
+            raise UsageError(
+                f"{name} needs {', '.join(needed[1:])} too: give a function, such as"
+                f" lambda optimizer: {name}(optimizer, {needed[1]}=…), or of optimizer and steps"
+            )
+        if not self._per_step:
+            return [epochs]
+        batches = length(train)
+        if batches is None:
             raise UsageError(
                 "a scheduler that asks for the number of steps needs a loader with a length"
-            ) from error
-        return make(optimizer, -(-batches // self._settings.accumulate) * epochs)
+            )
+        return [-(-batches // self._settings.accumulate) * epochs]
 
     def _settle(self, run: Run, train: Iterable[Any]) -> None:
         """Once, at the start of a fresh run: which precision and layout are fastest here."""
@@ -212,20 +294,22 @@ class Trainer:
 
 
 def call(model: nn.Module, data: Any) -> Any:
-    """``model(data)``; a tuple or list becomes its arguments, a dict its keyword arguments."""
+    """``model(data)``; a tuple or list becomes its arguments, a mapping its keyword arguments."""
     if isinstance(data, torch.Tensor):
         return model(data)
-    if isinstance(data, (tuple, list)):
+    if isinstance(data, (tuple, list)) and not isinstance(data, PackedSequence):
         return model(*data)
-    return model(**data) if isinstance(data, dict) else model(data)
+    return model(**data) if isinstance(data, Mapping) else model(data)
 
 
-def fused(make: MakeOptimizer, model: nn.Module, options: Mapping[str, Any]) -> Optimizer | None:
+def fused(
+    make: MakeOptimizer, parameters: Sequence[torch.Tensor], options: Mapping[str, Any]
+) -> Optimizer | None:
     """The optimizer with one kernel for all parameters; None where class or device has none."""
     if not inspect.isclass(make) or "fused" not in inspect.signature(make).parameters:
         return None
     try:
-        made: Optimizer = cast(Any, make)(model.parameters(), fused=True, **options)
+        made: Optimizer = cast(Any, make)(parameters, fused=True, **options)
         return made
     except RuntimeError:  # how the class says that it has none for these parameters
         return None

@@ -17,31 +17,33 @@ class Window:
         size: batches in a full window.
     """
 
-    __slots__ = ("_first", "batches", "closed", "samples", "size")
+    __slots__ = ("_first", "batches", "closed", "ended", "samples", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.batches = self.samples = self._first = 0
-        self.closed = False
+        self.closed = True
         """Whether its step was taken: the next batch begins a new one."""
+        self.ended = False
+        """Whether no batch is to follow, though it may not be full."""
 
     def add(self, samples: int) -> None:
         """Count a batch, into a new window if the step of the last one was taken."""
-        if self.closed or not self.batches:
-            self.closed = False
+        if self.closed:
+            self.closed = self.ended = False
             self.batches, self.samples, self._first = 1, samples, samples
         else:
             self.batches += 1
             self.samples += samples
 
     def drop(self) -> None:
-        """Begin anew with the next batch."""
-        self.closed = True
+        """Forget the batches; the next one begins a new window."""
+        self.closed, self.ended, self.batches = True, False, 0
 
     @property
     def full(self) -> bool:
-        """Whether it holds as many batches as it should before a step."""
-        return self.batches >= self.size
+        """Whether it holds as many batches as it will before its step."""
+        return self.batches >= self.size or self.ended
 
     def share(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
         """The part of a batch's mean loss in the mean over a full window of such batches."""

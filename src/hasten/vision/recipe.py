@@ -358,7 +358,10 @@ def _batch(
     if settings.batch_size != "auto":
         return int(settings.batch_size), settings.accumulate
     wanted = DEFAULT_BATCH * settings.accumulate
-    found = trainer.fitting_batch(data.train, min(wanted, len(data.train)))  # type: ignore[arg-type]
+    found = trainer.fitting_batch(
+        lambda size: loader(settings, data, training=True, batch_size=size),
+        min(wanted, len(data.train)),  # type: ignore[arg-type]
+    )
     around.say(
         f"Batch size: {found.micro} fits, accumulated {found.accumulate} times"
         f" (effective batch {found.micro * found.accumulate})"
