@@ -247,7 +247,8 @@ def duration(seconds: float) -> str:
     """``0.4 µs``, ``12 ms``, ``1.3 s``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
-            return f"{seconds / scale:.2g} {unit}" if seconds < 100 * scale else f"{seconds:.0f} s"
+            value = seconds / scale
+            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
     return f"{seconds * 1e6:.2g} µs"
 
 

@@ -115,7 +115,8 @@ class Ahead:
         while held and held[0][0].query():
             held.popleft()
         if len(held) > _HELD:
-            held.popleft()[0].synchronize()
+            held[0][0].synchronize()
+            held.popleft()  # not before: this may be the last that holds the copy's source
 
 
 def tensors(batch: Any) -> Iterable[torch.Tensor]:

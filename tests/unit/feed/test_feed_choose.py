@@ -1,0 +1,178 @@
+"""Which plan is chosen, from measurements on a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import feed_datasets as kinds
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from hasten.devices import runtime
+from hasten.feed import Loader, Plan
+from hasten.feed import choose as choose_module
+from hasten.feed.choose import duration, measure
+from hasten.feed.samples import Maker
+
+GPU = torch.device("cuda", 0)
+
+
+class Timed(kinds.Plain):
+    """Samples that take time on a clock of the test's own, a share of it computing."""
+
+    def __init__(self, seconds: float, *, busy: float = 1.0, count: int = 1000) -> None:
+        super().__init__(count)
+        self.seconds = seconds
+        self.busy = busy
+        self.now = 0.0
+        self.cpu = 0.0
+
+    def __getitem__(self, index: int) -> Any:
+        self.now += self.seconds
+        self.cpu += self.seconds * self.busy
+        return super().__getitem__(index)
+
+
+class TimedFetching(Timed):
+    def fetch(self, index: int, key: int) -> Any:
+        return self[index]
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: 1 << 30)
+
+
+def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Plan:
+    if isinstance(dataset, Timed):
+
+        def timed(maker: Maker, count: int, *, clock: Any) -> Any:
+            return measure(maker, count, clock=clock, cpu_clock=lambda: dataset.cpu)
+
+        monkeypatch.setattr(choose_module, "measure", timed)
+        options["clock"] = lambda: dataset.now
+    return Loader(dataset, options.pop("batch_size", 16), **options).plan
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "workers", "reason"),
+    [
+        (Timed(10e-6), "inline", 0, "10 µs a sample, too cheap to hand over"),
+        (Timed(2e-3), "processes", 3, "2 ms a sample"),
+        (Timed(2e-3, busy=0.1), "processes", 16, "2 ms a sample, mostly waiting"),
+        (Timed(2e-3, count=100), "inline", 0, "an epoch's take less than starting workers"),
+        (Timed(1.0, count=30), "processes", 2, "1 s a sample"),
+        (TimedFetching(2e-3), "threads", 4, "2 ms a sample"),
+        (TimedFetching(2e-3, busy=0.4), "threads", 10, "mostly waiting"),
+        (TimedFetching(1e-6), "inline", 0, "too cheap"),
+        (kinds.Stream(), "inline", 0, "a stream"),
+        (kinds.tables()["concat"], "gather", 0, "32 samples in memory"),
+    ],
+)
+def test_choice(
+    dataset: Any, name: str, workers: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(dataset, monkeypatch)
+    assert (plan.name, plan.workers) == (name, workers)
+    assert reason in str(plan)
+
+
+def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 1)
+    assert planned(Timed(2e-3), monkeypatch).name == "inline"
+    assert planned(Timed(2e-3, busy=0.1), monkeypatch).name == "processes"
+
+
+def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_bytes = 16 * (6 * 4 + 8)
+    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: 9 * batch_bytes)
+    plan = planned(Timed(2e-3), monkeypatch)
+    assert plan.workers == 2
+    assert "/dev/shm has room for 2 workers' batches" in str(plan)
+    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: batch_bytes)
+    assert "/dev/shm has room for no batches" in str(planned(Timed(2e-3), monkeypatch))
+
+
+def test_a_worker_init_fn_is_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(Timed(1e-6), monkeypatch, worker_init_fn=print)
+    assert plan.name == "processes"
+
+
+def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = kinds.tables()["whole"]
+    asked: list[tuple[Any, dict[str, Any], str, int]] = [
+        (Timed(2e-3), {"num_workers": 0}, "inline", 0),
+        (table, {"num_workers": 0}, "gather", 0),
+        (table, {"num_workers": 3}, "processes", 3),
+        (Timed(1e-6), {"plan": "processes"}, "processes", 3),
+        (kinds.Fetching(), {"plan": "threads", "num_workers": 7}, "threads", 7),
+        (table, {"plan": "inline"}, "inline", 0),
+        (table, {"plan": "resident"}, "gather", 0),
+    ]
+    for dataset, options, name, workers in asked:
+        plan = planned(dataset, monkeypatch, **options)
+        assert (plan.name, plan.workers) == (name, workers)
+    plan = planned(table, monkeypatch, num_workers=9)
+    assert "more than the 4 cores" in str(plan)
+    assert planned(table, monkeypatch, num_workers=2, prefetch_factor=5).prefetch_batches == 10
+
+
+def test_measuring_takes_half_a_second_and_passes_over_broken_samples() -> None:
+    class Broken(Timed):
+        def __getitem__(self, index: int) -> Any:
+            if index % 2:
+                raise OSError
+            return super().__getitem__(index)
+
+    def cost(dataset: Timed) -> Any:
+        maker = Maker(dataset, None, seed=0, skip_errors=False, batched=True)
+        clock, cpu = (lambda: dataset.now), (lambda: dataset.cpu)
+        return measure(maker, len(dataset), clock=clock, cpu_clock=cpu)
+
+    measured = cost(Timed(0.1))
+    assert measured.samples == 6
+    assert measured.seconds == pytest.approx(0.1)
+    assert cost(Timed(3.0)).samples == 1
+    assert cost(Timed(1e-3, busy=0.5)).cpu_seconds == pytest.approx(0.5e-3)
+    assert 0 < cost(Broken(1e-3, count=21)).samples < 21
+
+
+class Nothing(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        raise OSError
+
+
+def test_where_no_sample_comes_iterating_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(planned(Nothing(), monkeypatch)) == "inline - no sample could be measured"
+
+
+def accelerator(monkeypatch: pytest.MonkeyPatch, *, free: int, overlap: bool = True) -> None:
+    monkeypatch.setattr(runtime, "is_host", lambda device: device.type == "cpu")
+    memory = runtime.Memory(free_bytes=free, total_bytes=1 << 40)
+    monkeypatch.setattr(runtime, "memory", lambda device: memory)
+    monkeypatch.setattr(runtime, "can_overlap", lambda device: overlap)
+    monkeypatch.setattr(runtime, "can_pin", lambda device: overlap)
+
+
+def test_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TensorDataset(torch.zeros(1 << 10, 1 << 10))  # 4 MiB
+    accelerator(monkeypatch, free=17 << 20)
+    plan = Loader(data, 8).to(GPU).plan
+    assert str(plan) == "resident - 1,024 samples take 4 MiB of 17 free on cuda:0"
+    accelerator(monkeypatch, free=15 << 20)
+    plan = Loader(data, 8).to(GPU).plan
+    assert "too many for 15 MiB free" in str(plan)
+    assert (plan.name, plan.pinned, plan.ahead_batches) == ("gather", True, 2)
+    assert "page-locked memory" in plan.explain()
+    assert Loader(data, 8, plan="resident").to(GPU).plan.name == "resident"
+    assert not Loader(data, 8, pin_memory=False).to(GPU).plan.pinned
+    accelerator(monkeypatch, free=15 << 20, overlap=False)
+    plan = Loader(data, 8).to(GPU).plan
+    assert (plan.pinned, plan.ahead_batches) == (False, 0)
+
+
+def test_durations() -> None:
+    found = [duration(s) for s in (4e-7, 1.25e-5, 2e-3, 0.5, 1.3, 250)]
+    assert found == ["0.4 µs", "12 µs", "2 ms", "500 ms", "1.3 s", "250 s"]
