@@ -6,6 +6,7 @@ depends on who asks for it, in which thread or process, or on which device.
 
 from __future__ import annotations
 
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
+
+_WORD_GOLDEN, _WORD_FIRST, _WORD_SECOND = map(np.uint64, (_GOLDEN, _FIRST, _SECOND))
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_TO_24_BITS = np.uint64(40)  # as many as a float32 holds exactly
+_UNIT = np.float32(2.0**-24)
 
 ORDER = 0x6F72646572  # purposes, so that an order and a sample never share a key
 COLLATE = 0x636F6C6C
@@ -60,10 +66,21 @@ def workers_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def _finish(words: Words) -> Words:
-    words = words + np.uint64(_GOLDEN)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_SECOND)
-    return words ^ (words >> np.uint64(31))
+    """splitmix64 of each word, as in `mix`."""
+    words = words + _WORD_GOLDEN  # a new array; the rest is done in place
+    words ^= words >> _SHIFTS[0]
+    words *= _WORD_FIRST
+    words ^= words >> _SHIFTS[1]
+    words *= _WORD_SECOND
+    words ^= words >> _SHIFTS[2]
+    return words
+
+
+@lru_cache(maxsize=256)
+def _draw_words(draw: int, columns: int) -> Words:
+    words: Words = np.array([mix(draw, column) for column in range(columns)], dtype=np.uint64)
+    words.flags.writeable = False
+    return words
 
 
 class SampleRandom:
@@ -76,18 +93,24 @@ class SampleRandom:
     """
 
     def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
-        self._keys = sample_keys(mix(seed, TRANSFORM), epoch, indices)
+        self._seed = seed
+        self._epoch = epoch
+        self._indices = indices
         self._device = device
         self._draws = 0
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._indices)
+
+    @cached_property
+    def _keys(self) -> Words:
+        """uint64 [B]; made when first drawn from, as most transforms draw nothing."""
+        return sample_keys(mix(self._seed, TRANSFORM), self._epoch, self._indices)
 
     def uniform(self, columns: int = 1) -> torch.Tensor:
         """The next draw: float32 [B, columns] in [0, 1), on the batch's device."""
         self._draws += 1
-        base = _finish(self._keys ^ np.uint64(mix(self._draws)))
-        steps = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        words = _finish(base[:, None] + steps)
-        values = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        words = _finish(self._keys[:, None] ^ _draw_words(self._draws, columns))
+        values = (words >> _TO_24_BITS).astype(np.float32)
+        values *= _UNIT
         return torch.from_numpy(values).to(self._device)

@@ -115,6 +115,31 @@ class Loader:
         return None if self._options.batch_sampler is not None else self._options.batch_size
 
     @property
+    def num_workers(self) -> int:
+        """Threads or processes that make samples for the host, by the plan."""
+        return self.plan.workers
+
+    @property
+    def drop_last(self) -> bool:
+        """As given."""
+        return self._options.drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """As given; None where the order is hasten's own."""
+        return self._options.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        """As given."""
+        return self._options.batch_sampler
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any] | None:
+        """As given; None for PyTorch's default."""
+        return self._options.collate_fn
+
+    @property
     def seed(self) -> int:
         """Of the order and of the samples' randomness."""
         return self._options.seed
@@ -136,7 +161,7 @@ class Loader:
 
     def explain(self, device: torch.device | str | None = None) -> str:
         """The plan in a paragraph, for a device or the host, and how it changed on the way."""
-        where = None if device is None else torch.device(device)
+        where = None if device is None else runtime.with_index(torch.device(device))
         return self._feeds.explain(where)
 
     def __len__(self) -> int:
@@ -258,8 +283,8 @@ class DeviceLoader:
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
         self.loader = loader
-        self.device = device
-        self._ahead = None if runtime.is_host(device) else Ahead(device)
+        self.device = runtime.with_index(device)
+        self._ahead = None if runtime.is_host(device) else Ahead(self.device)
 
     def __iter__(self) -> Iterator[Any]:
         return self.loader._iterate(self.device, self._ahead)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, default_collate, default_convert
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.keys import COLLATE, mix, sample_key
+from hasten.feed.keys import COLLATE, mix, sample_key, sample_keys
 
 _T = TypeVar("_T")
 Fetch = Callable[[int, int], Any]
@@ -189,9 +191,9 @@ class Maker:
             if got is not None:
                 return list(got), indices
         samples, kept = [], []
-        for index in indices:
+        for index, key in zip(indices, self._keys(epoch, indices), strict=True):
             try:
-                sample = self.sample(epoch, index)
+                sample = self._sample(index, key)
             except Exception as error:  # noqa: BLE001 - raised or noted, with its index
                 made.skipped.append((index, self.skip(index, error)))
             else:
@@ -212,10 +214,19 @@ class Maker:
 
     def sample(self, epoch: int, index: Any) -> Any:
         """One sample, with its own randomness."""
+        return self._sample(index, sample_key(self.seed, epoch, _number(index)))
+
+    def _keys(self, epoch: int, indices: list[Any]) -> Iterable[int]:
+        if self.fetch is None and not self.uses:
+            return [0] * len(indices)  # nobody draws
+        numbers = np.array([_number(index) for index in indices], dtype=np.int64)
+        keys: list[int] = sample_keys(self.seed, epoch, numbers).tolist()
+        return keys
+
+    def _sample(self, index: Any, key: int) -> Any:
         if self.fetch is not None:
-            return self.fetch(index, sample_key(self.seed, epoch, index))
+            return self.fetch(index, key)
         if self.uses:
-            key = mix(self.seed, epoch, index if isinstance(index, int) else hash(index))
             randomness.seed(key, self.uses)
         if self._many is not None:
             return self._many([index])[0]
@@ -267,6 +278,13 @@ class Maker:
                     "collate_fn that pads them"
                 )
         return f"the samples {_short(indices)} could not be collated: {error}"
+
+
+def _number(index: Any) -> int:
+    """What stands for an index in a sample's key: a sampler may give names, pairs or the like."""
+    if isinstance(index, int):
+        return index
+    return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest())
 
 
 def _last_frame(error: Exception) -> str:
