@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from hasten.cli import output
+from hasten.cli import comparison_table, output
 from hasten.cli.train import train
 from hasten.errors import UsageError
 
@@ -89,14 +89,17 @@ def compare(
             raise UsageError(f"there is no folder {path.parent} to write {path.name} to")
     lines = _Lines(output.people_stream(json))
     lines.say(f"Comparison: {folder}, {_size(asked)}")
-    result = comparing.compare(
-        asked,
-        folder,
-        say=lines.say,
-        announce=lines.announce,
-        fresh=fresh,
-        command=_command(context),
-    )
+    try:
+        result = comparing.compare(
+            asked,
+            folder,
+            say=lines.say,
+            announce=lines.announce,
+            fresh=fresh,
+            command=_command(context),
+        )
+    finally:
+        lines.clear()
     _report(result, lines.say, sort=sort, csv=csv, png=png, svg=svg, as_json=json)
     return 1 if result.failed else 0
 
@@ -148,7 +151,6 @@ def _report(
     as_json: bool,
 ) -> None:
     """Show the table and what it says; write the files."""
-    from hasten.cli import comparison_table
     from hasten.vision.findings import findings
 
     rows = result.sorted(fastest_first=sort)
@@ -239,21 +241,24 @@ class _Lines:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._write(f"{_printable(text, self._stream)}\n")
+        self._write(f"{self._printable(text)}\n")
 
     def announce(self, text: str) -> None:
         """Show what is under way, on a terminal."""
         if self._stream.isatty():
             width = shutil.get_terminal_size().columns  # a folded line could not be taken back
-            self._write(_printable(text, self._stream)[: width - 1])
+            self._write(self._printable(text)[: width - 1])
             self._announced = True
+
+    def clear(self) -> None:
+        """Take back what is announced, so that what others write stands on a line of its own."""
+        if self._announced:
+            self._write("")
+
+    def _printable(self, text: str) -> str:
+        return comparison_table.printable(text, self._stream.encoding or "utf-8")
 
     def _write(self, text: str) -> None:
         self._stream.write(("\r\x1b[K" if self._announced else "") + text)
         self._stream.flush()
         self._announced = False
-
-
-def _printable(text: str, stream: TextIO) -> str:
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

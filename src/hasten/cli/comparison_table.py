@@ -47,7 +47,10 @@ def show(console: Console, rows: Sequence[Row], varying: Sequence[str]) -> None:
     too narrow for it, a paragraph for each row."""
     from rich.cells import cell_len
 
-    content = [cells(row, varying) for row in rows]
+    content = [
+        [cell._replace(text=printable(cell.text, console.encoding)) for cell in cells(row, varying)]
+        for row in rows
+    ]
     titles = [cell.title for cell in content[0]]
     widths = [
         max(cell_len(title), *(cell_len(row[place].text) for row in content))
@@ -59,6 +62,14 @@ def show(console: Console, rows: Sequence[Row], varying: Sequence[str]) -> None:
         _boxed(console, content)
     else:
         _paragraphs(console, rows, content)
+
+
+def printable(text: str, encoding: str) -> str:
+    """The text with escapes for what a stream cannot show; names may hold anything."""
+    safe = "".join(
+        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+    return safe.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def write_csv(path: Path, comparison: Comparison, rows: Sequence[Row]) -> None:
@@ -145,7 +156,8 @@ def _paragraphs(console: Console, rows: Sequence[Row], content: list[list[Cell]]
 
     for row, line in zip(rows, content, strict=True):
         by_title = {cell.title: cell.text for cell in line}
-        console.print(Text(f"{row.number}  {row.trial.label}"), style="bold")
+        label = printable(row.trial.label, console.encoding)
+        console.print(Text(f"{row.number}  {label}"), style="bold")
         if not row.runs:
             console.print("   failed")
             continue

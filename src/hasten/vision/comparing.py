@@ -127,7 +127,7 @@ class _Session:
         except Interrupted:
             raise
         except Exception as error:  # noqa: BLE001 - a model's own code may raise anything; kept, told
-            reason = str(error) if isinstance(error, HastenError) else _full(error)
+            reason = _reason(error)
         else:
             self._kept.add(trial.settings, repeat, measured)
             self.ran += 1
@@ -305,8 +305,12 @@ def _stopped(stop: BaseException, session: _Session, folder: Path, command: str)
     raise Interrupted(text) from stop
 
 
-def _full(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _reason(error: Exception) -> str:
+    """Why a run failed; hasten's own messages stand alone, others need their kind before them."""
+    text, kind = str(error).strip(), type(error).__name__
+    if not text:
+        return kind
+    return text if isinstance(error, HastenError) else f"{kind}: {text}"
 
 
 def _quiet(text: str) -> None:
