@@ -1,6 +1,7 @@
 """Per-step overhead of hasten's Trainer and Run, and of its peers, against the plain loop.
 
-    python benchmarks/step_overhead.py [--rounds 15] [--case mlp|cnn|all] [--json FILE]
+    python benchmarks/step_overhead.py [--rounds 15] [--case mlp|cnn|all] [--device cpu]
+        [--json FILE]
 
 Every contender trains the same model from the same weights on the same batches, which lie ready
 in memory, with the same optimizer; the contenders take turns, and each turn is timed as a whole
@@ -49,6 +50,7 @@ class Batches:
 
 
 Contender = Callable[[nn.Module, Batches], float]
+DEVICE = torch.device("cpu")
 
 
 def mlp() -> tuple[nn.Module, Batches]:
@@ -73,7 +75,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 def plain(model: nn.Module, batches: Batches) -> float:
     """The loop of every lesson, its loss summed without a wait at each step."""
-    device = torch.device("cpu")
+    device = DEVICE
     model.to(device)
     optimizer, loss_of = optimizer_of(model), nn.CrossEntropyLoss()
     model.train()
@@ -96,7 +98,7 @@ def trainer(model: nn.Module, batches: Batches) -> float:
             model,
             loss=nn.CrossEntropyLoss(),
             optimizer=optimizer_of(model),
-            device="cpu",
+            device=DEVICE,
             precision="float32",
             channels_last=False,
             folder=Path(folder) / "run",
@@ -107,7 +109,7 @@ def trainer(model: nn.Module, batches: Batches) -> float:
 
 
 def own_loop(model: nn.Module, batches: Batches) -> float:
-    run = hasten.Run(device="cpu", precision="float32", stream=io.StringIO(), progress="bar")
+    run = hasten.Run(device=DEVICE, precision="float32", stream=io.StringIO(), progress="bar")
     model, optimizer = run.prepare(model, optimizer_of(model))
     loss_of = nn.CrossEntropyLoss()
     for _ in run.epochs(1):
@@ -121,13 +123,14 @@ def own_loop(model: nn.Module, batches: Batches) -> float:
 def accelerate(model: nn.Module, batches: Batches) -> float:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=DEVICE.type == "cpu")
     model, optimizer = accelerator.prepare(model, optimizer_of(model))
     loss_of = nn.CrossEntropyLoss()
     model.train()
     began = time.perf_counter()
-    total = torch.zeros(())
+    total = torch.zeros((), device=DEVICE)
     for data, labels in batches:
+        data, labels = data.to(DEVICE), labels.to(DEVICE)
         loss = loss_of(model(data), labels)
         accelerator.backward(loss)
         optimizer.step()
@@ -140,13 +143,14 @@ def accelerate(model: nn.Module, batches: Batches) -> float:
 def fabric(model: nn.Module, batches: Batches) -> float:
     from lightning.fabric import Fabric
 
-    lightning = Fabric(accelerator="cpu", devices=1)
+    lightning = Fabric(accelerator=DEVICE.type, devices=1)
     model, optimizer = lightning.setup(model, optimizer_of(model))
     loss_of = nn.CrossEntropyLoss()
     model.train()
     began = time.perf_counter()
-    total = torch.zeros(())
+    total = torch.zeros((), device=DEVICE)
     for data, labels in batches:
+        data, labels = data.to(DEVICE), labels.to(DEVICE)
         loss = loss_of(model(data), labels)
         lightning.backward(loss)
         optimizer.step()
@@ -185,7 +189,7 @@ def lightning_trainer(model: nn.Module, batches: Batches, *, watched: bool = Fal
     module = Module()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         fitting = lightning.Trainer(
-            accelerator="cpu",
+            accelerator=DEVICE.type,
             devices=1,
             max_epochs=1,
             logger=CSVLogger(folder) if watched else False,
@@ -245,15 +249,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--case", choices=["mlp", "cnn", "all"], default="all")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
+    global DEVICE
+    DEVICE = hasten.device(options.device)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     facts = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "processor": hasten.devices.runtime.name(torch.device("cpu")),
+        "device": f"{DEVICE} ({hasten.devices.runtime.name(DEVICE)})",
         "load": os.getloadavg()[0],
         "rounds": options.rounds,
     }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hasten.train.run import Run
     from hasten.train.trainer import Trainer
 
+_MOST_ROUNDS = 31
 _BUDGET_S = 2.0  # for the measured rounds of a choice; a warm-up round comes on top
 
 
@@ -55,7 +56,7 @@ def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
     with rng_kept(run.device), undisturbed(*run.modules):
         for choice in choices:
             time_at(choice)
-        rounds = max(2, min(9, int(_BUDGET_S / max(warm_s, 1e-9))))
+        rounds = max(3, min(_MOST_ROUNDS, int(_BUDGET_S / max(warm_s, 1e-9))))
         chosen = fastest(choices, time_at, rounds=rounds)
     set_layout(trainer.model, run.precision.channels_last)
     remembered.keep(key, chosen)
