@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hasten.errors import DataError
 from hasten.vision.file_names import show
+from hasten.vision.transforms import RandomHorizontalFlip, Transform
 
 from . import idx
 from .download import Opener, fetch, open_url
@@ -104,7 +105,8 @@ def load_fashion_mnist(
     Args:
         data_dir: folder given by the user.
         image_size: side to resize to; None keeps 28.
-        augment: ``light`` and ``auto`` mirror and shift training images; ``none`` does not.
+        augment: ``light`` mirrors and shifts training images, ``auto`` mirrors them: shifts cost
+            accuracy in runs of a few epochs, and gain none in ten. ``none`` leaves them alone.
         download: try the network where the files are nowhere.
         say: told of a download, a line of text each.
         opener: opens a URL; tests give their own.
@@ -137,9 +139,15 @@ def load_fashion_mnist(
         (train_images[:, None], train_labels.long()),
         (test_images[:, None], test_labels.long()),
         classes=CLASSES,
-        augment=[] if augment == "none" else light_augmentation(padding=2, mirror=True),
+        augment=_changes(augment),
         image_size=image_size,
     )
+
+
+def _changes(augment: str) -> list[Transform]:
+    if augment == "auto":
+        return [RandomHorizontalFlip()]
+    return light_augmentation(padding=2, mirror=True) if augment == "light" else []
 
 
 def _cache() -> Path | None:
