@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -21,16 +21,38 @@ class HasPrecision(Protocol):
     device: torch.device
 
 
+def compile_in_place(module: nn.Module) -> None:
+    """Compile a module's call with ``torch.compile``; its names in checkpoints do not change.
+
+    ``Module.compile`` leaves the containers of torch itself, ``nn.Sequential`` above all, as they
+    are: the compiler does not look into torch's own files unless it is on its way from others.
+    """
+    call = module._call_impl
+
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(entered)
+
+
 def run_at(module: nn.Module, run: HasPrecision) -> None:
     """From now on ``module(…)`` runs under autocast, and its floating results are float32.
 
     Hooks do it, not a wrapper: the module stays what it is, with its names in checkpoints. A deep
     copy of it (an averaged model, say) behaves in the same way; a pickled one has forgotten it.
 
+    A compiled module is entered at this precision from outside, as the compiler cannot look into
+    such hooks; a copy of it is neither compiled nor at this precision.
+
     Args:
         module: changed in place. Prepared for another run before, it follows this one now.
         run: asked at each call.
     """
+    compiled = module._compiled_call_impl
+    if compiled is not None:
+        inner = compiled.inner if isinstance(compiled, _CompiledAt) else compiled
+        module._compiled_call_impl = _CompiledAt(inner, run)  # type: ignore[assignment]
+        return
     for hook in module._forward_pre_hooks.values():
         prepared = getattr(hook, "__self__", None)
         if isinstance(prepared, _Autocast):
@@ -39,6 +61,18 @@ def run_at(module: nn.Module, run: HasPrecision) -> None:
     hooks = _Autocast(run)
     module.register_forward_pre_hook(hooks.enter, prepend=True)
     module.register_forward_hook(hooks.leave, always_call=True)
+
+
+class _CompiledAt:
+    """What a compiled module calls, at a run's precision."""
+
+    def __init__(self, inner: Callable[..., Any], run: HasPrecision) -> None:
+        self.inner, self.run = inner, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.run.precision.autocast(self.run.device) as context:
+            result = self.inner(*args, **kwargs)
+        return result if context is None else to_float32(result)
 
 
 class _Autocast:

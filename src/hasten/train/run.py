@@ -21,7 +21,7 @@ from hasten.feed import Loader
 from hasten.observe import timeline as phases
 from hasten.train import precision
 from hasten.train import state as states
-from hasten.train.half import run_at
+from hasten.train.half import compile_in_place, run_at
 from hasten.train.keeping import Keeper
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.settings import RunOptions, RunSettings
@@ -112,7 +112,7 @@ class Run(Keeper):
         if self.precision.channels_last:
             precision.set_layout(module, True)
         if self.settings.compile and compiled:
-            module.compile()
+            compile_in_place(module)
         self.modules.append(module)
 
     def autocast(self) -> AbstractContextManager[Any]:
