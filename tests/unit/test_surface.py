@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import typer
 
 import hasten
@@ -29,14 +30,29 @@ NAMES = [
     "same_device",
 ]
 
-_TRAIN_OPTIONS = """
-    --accumulate --augment --batch-size --channels-last --checkpoint-every --clip-norm --compile
-    --data-dir --device --epochs --image-size --json --keep --label-smoothing --log-every --lr
-    --model --name --no-compile --no-normalize --normalize --num-workers --optimizer --plan
-    --precision --progress --resume --runs --schedule --seed --tensorboard --val-fraction
-    --weight-decay
+OPTIONS = {
+    "devices": """
+        --budget-s --json --measure
+    """,
+    "evaluate": """
+        --batch-size --channels --classes --data-dir --device --image-size --json --mean
+        --model --num-workers --precision --progress --std --which
+    """,
+    "predict": """
+        --batch-size --channels --classes --device --image-size --json --mean --model --null
+        --num-workers --precision --std --top --which
+    """,
+    "train": """
+        --accumulate --augment --batch-size --channels-last --checkpoint-every --clip-norm
+        --compile --data-dir --device --epochs --image-size --json --keep --label-smoothing
+        --log-every --lr --model --name --no-compile --no-normalize --normalize
+        --num-workers --optimizer --plan --precision --progress --resume --runs --schedule
+        --seed --tensorboard --val-fraction --weight-decay
+    """,
+}
+COMPARE_ALONE = """
+    --comparisons --csv --fresh --plot --preset --repeat --sort
 """
-TRAIN_OPTIONS = _TRAIN_OPTIONS.split()
 
 
 def options(command: str) -> list[str]:
@@ -62,8 +78,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         raise AssertionError("no error")
 
 
-def test_the_options_of_train_are_these() -> None:
-    assert options("train") == TRAIN_OPTIONS
+@pytest.mark.parametrize("command", sorted(OPTIONS))
+def test_the_options_of_a_command_are_these(command: str) -> None:
+    assert options(command) == OPTIONS[command].split()
+
+
+def test_compare_takes_the_options_of_train_and_these() -> None:
+    assert sorted(set(options("compare")) - set(options("train"))) == COMPARE_ALONE.split()
 
 
 def test_the_commands_are_these() -> None:

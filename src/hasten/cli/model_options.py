@@ -27,7 +27,7 @@ Which = Annotated[
     str | None, typer.Option(help="Of a run's checkpoints: best or last.  [best]", metavar="WHICH")
 ]
 Device = Annotated[
-    str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu …  [auto, or HASTEN_DEVICE]")
+    str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu … (default: auto, or HASTEN_DEVICE)")
 ]
 PrecisionName = Annotated[
     str,

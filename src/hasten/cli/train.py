@@ -31,62 +31,70 @@ def train(
             " torchvision:NAME, or path/to/file.py:factory."
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [10]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data. (default: 10)")] = None,
     batch_size: Annotated[
         str | None,
-        typer.Option(help="Images a step, or auto: what fits, the rest accumulated.  [128]"),
+        typer.Option(
+            help="Images a step, or auto: what fits, the rest accumulated. (default: 128)"
+        ),
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Highest learning rate.  [0.003; sgd: 0.09]")
+        float | None, typer.Option(help="Highest learning rate. (default: 0.003; sgd: 0.09)")
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adamw, adam or sgd.  [adamw]")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="[0.01]")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw, adam or sgd. (default: adamw)")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Default: 0.01.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="onecycle, cosine or constant.  [onecycle]")
+        str | None, typer.Option(help="onecycle, cosine or constant. (default: onecycle)")
     ] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="[0]")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Default: 0.")] = None,
     accumulate: Annotated[
-        int | None, typer.Option(help="Batches before each optimizer step.  [1]")
+        int | None, typer.Option(help="Batches before each optimizer step. (default: 1)")
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(help="Largest norm of the gradients.  [none]")
+        float | None, typer.Option(help="Largest norm of the gradients. (default: none)")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu …  [auto, or HASTEN_DEVICE]"),
+        typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu … (default: auto, or HASTEN_DEVICE)"),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [auto: measured]")
+        str | None,
+        typer.Option(help="auto, float32, bfloat16 or float16. (default: auto: measured)"),
     ] = None,
     channels_last: Annotated[
-        str | None, typer.Option(help="auto, on or off.  [auto: measured]")
+        str | None, typer.Option(help="auto, on or off. (default: auto: measured)")
     ] = None,
     compile: Annotated[  # noqa: A002  (the option's name)
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the model.  [no]")
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the model. (default: no)")
     ] = None,
     num_workers: Annotated[
-        str | None, typer.Option(help="Worker processes that load data, or auto.  [auto]")
+        str | None, typer.Option(help="Worker processes that load data, or auto. (default: auto)")
     ] = None,
     plan: Annotated[
         str | None,
         typer.Option(
-            help="How batches are made: auto, resident, gather, threads, processes, inline.  [auto]"
+            help="How batches are made: auto, resident, gather, threads, processes, inline."
+            " (default: auto)"
         ),
     ] = None,
-    augment: Annotated[str | None, typer.Option(help="auto, light or none.  [auto]")] = None,
+    augment: Annotated[
+        str | None, typer.Option(help="auto, light or none. (default: auto)")
+    ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Normalise images.  [yes]"),
+        typer.Option("--normalize/--no-normalize", help="Normalise images. (default: yes)"),
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="Side of the images in pixels.  [from the data]")
+        int | None, typer.Option(help="Side of the images in pixels. (default: from the data)")
     ] = None,
     val_fraction: Annotated[
-        float | None, typer.Option(help="Share held out where data has no val part.  [0.2]")
+        float | None, typer.Option(help="Share held out where data has no val part. (default: 0.2)")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="[0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the run's folder.  [data-model-time]")
+        str | None, typer.Option(help="Name of the run's folder. (default: data-model-time)")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder that runs are made in.")] = Path("runs"),
     resume: Annotated[
@@ -95,12 +103,16 @@ def train(
     ] = None,
     checkpoint_every: Annotated[
         str | None,
-        typer.Option(help="'500 steps', '10 min', '2 epochs' or 'never' within epochs.  [10 min]"),
+        typer.Option(
+            help="'500 steps', '10 min', '2 epochs' or 'never' within epochs. (default: 10 min)"
+        ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(help="Newest checkpoints kept, beside the best.  [2]")
+        int | None, typer.Option(help="Newest checkpoints kept, beside the best. (default: 2)")
     ] = None,
-    log_every: Annotated[int | None, typer.Option(help="Batches between log points.  [50]")] = None,
+    log_every: Annotated[
+        int | None, typer.Option(help="Batches between log points. (default: 50)")
+    ] = None,
     progress: Annotated[str, typer.Option(help="auto, bar, plain or off.")] = "auto",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files.")
