@@ -30,7 +30,7 @@ def compile_in_place(module: nn.Module) -> None:
     call = module._call_impl
 
     def entered(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
+        return call(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     module._compiled_call_impl = torch.compile(entered)
 
@@ -51,7 +51,7 @@ def run_at(module: nn.Module, run: HasPrecision) -> None:
     compiled = module._compiled_call_impl
     if compiled is not None:
         inner = compiled.inner if isinstance(compiled, _CompiledAt) else compiled
-        module._compiled_call_impl = _CompiledAt(inner, run)  # type: ignore[assignment]
+        module._compiled_call_impl = _CompiledAt(inner, run)
         return
     for hook in module._forward_pre_hooks.values():
         prepared = getattr(hook, "__self__", None)

@@ -138,6 +138,8 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any], source: str) ->
         ) from error
     for group, way in zip(optimizer.param_groups, ways, strict=True):
         group.update(way)
+    # A scheduler warns if it steps before its optimizer has: this one has, in another process.
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def check_module(module: nn.Module) -> None:

@@ -195,7 +195,7 @@ class Trainer:
     def _own_run(self) -> Run:
         run = Run(**self._options)
         run.adopt(self.model)
-        if isinstance(self.loss, nn.Module):
+        if isinstance(self.loss, nn.Module) and self.loss.state_dict():
             run.adopt(self.loss, compiled=False)
         self.run = run
         return run

@@ -1,0 +1,601 @@
+"""A run that was stopped or killed ends as one that never was: weights, losses and log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset
+from train_helpers import (
+    INTERRUPT,
+    QUIET,
+    TERMINATE,
+    Hook,
+    Reading,
+    assert_same,
+    batches,
+    loader,
+    logged,
+    losses,
+    mlp,
+    points,
+    saved,
+    sgd,
+    state,
+    told,
+    trainer,
+)
+
+import hasten
+from hasten.errors import CheckpointError, DataError, HastenError, Interrupted, UsageError
+from hasten.train import checkpoint
+
+EPOCHS = 3
+BATCHES = 5  # of an epoch: 40 points by 8
+CALLS = BATCHES + 3  # of the loss: 20 points by 8 to validate on
+
+Outcome = tuple[dict[str, torch.Tensor], list[Any], list[Any], dict[str, Any]]
+
+
+def noop() -> None:
+    pass
+
+
+def run_once(
+    folder: Path,
+    make_loader: Callable[[], Any],
+    *,
+    at: int = -1,
+    act: Callable[[], None] = noop,
+    validating: bool = False,
+    resume: bool = False,
+    **options: Any,
+) -> Outcome:
+    """Train, acting when batch ``at`` of the training or of the validation is read."""
+    model = mlp(dropout=0.5)
+    training = trainer(model, folder=folder, resume=resume, log_every=2, **options)
+    given: Any = make_loader()
+    val: Any = DataLoader(points(20, 5), batch_size=8, shuffle=True)
+    if validating:
+        val = Reading(val, at, act)
+    elif at >= 0:
+        training.loss = Hook(at, act)
+    try:
+        result = training.fit(given, val, epochs=EPOCHS)
+    finally:
+        if hasattr(given, "close"):
+            given.close()
+    end = saved(folder)
+    return state(model), losses(result), logged(folder), end.training
+
+
+def assert_goes_on(
+    tmp_path: Path,
+    make_loader: Callable[[], Any],
+    stops: list[int],
+    *,
+    act: Callable[[], None] = INTERRUPT,
+    validating: bool = False,
+    **options: Any,
+) -> None:
+    whole = run_once(tmp_path / "whole", make_loader, **options)
+    for at in stops:
+        folder = tmp_path / f"stopped-{at}"
+        with pytest.raises(Interrupted):
+            run_once(folder, make_loader, at=at, act=act, validating=validating, **options)
+        torch.manual_seed(987 + at)  # whatever the new process begins with
+        resumed = run_once(folder, make_loader, resume=True, **options)
+        assert_same(resumed[0], whole[0])
+        assert resumed[1] == whole[1], f"history after a stop at {at}"
+        assert resumed[2] == whole[2], f"log after a stop at {at}"
+        assert_same_nest(resumed[3]["optimizers"], whole[3]["optimizers"])
+        assert resumed[3]["schedulers"] == whole[3]["schedulers"]
+        assert resumed[3]["scaler"] == whole[3]["scaler"]
+        assert_same_nest(resumed[3]["rng"], whole[3]["rng"])
+
+
+def assert_same_nest(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same_nest(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same_nest(left, right)
+    else:
+        assert one == other
+
+
+# --- stopped by a signal ----------------------------------------------------------------------
+
+
+def test_at_every_batch(tmp_path: Path):
+    # The loss is asked for 5 batches of training and 3 of validation in each of 3 epochs.
+    assert_goes_on(tmp_path, loader, list(range(EPOCHS * CALLS - 1)))
+
+
+def test_with_the_last_batch_of_all_the_run_ends_as_planned(tmp_path: Path):
+    whole = run_once(tmp_path / "whole", loader)
+    late = run_once(tmp_path / "late", loader, at=EPOCHS * CALLS - 1, act=INTERRUPT)
+    assert_same(late[0], whole[0])
+    assert late[1:3] == whole[1:3]
+
+
+@pytest.mark.parametrize("act", [INTERRUPT, TERMINATE], ids=["Ctrl-C", "SIGTERM"])
+def test_in_validation(tmp_path: Path, act: Callable[[], None]):
+    assert_goes_on(tmp_path, loader, [0, 1, 2, 3, 8], act=act, validating=True)
+
+
+@pytest.mark.parametrize("plan", ["gather", "resident", "inline", "threads", "processes"])
+def test_under_each_plan(tmp_path: Path, plan: str):
+    def planned() -> hasten.Loader:
+        data: Any = Fetched(points()) if plan == "threads" else points()
+        workers: Any = 2 if plan == "processes" else "auto"
+        return hasten.Loader(data, batch_size=8, shuffle=True, plan=plan, num_workers=workers)
+
+    assert_goes_on(tmp_path, planned, [2, 9] if plan == "processes" else [0, 4, 6, 10, 17])
+
+
+class Fetched(Dataset[Any]):
+    """Samples with noise that their key alone decides."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def fetch(self, index: int, key: int) -> Any:
+        noise = torch.randn(6, generator=torch.Generator().manual_seed(key % 2**63))
+        x, y = self.data[index]
+        return x + 0.1 * noise, y
+
+    def __getitem__(self, index: int) -> Any:
+        return self.fetch(index, 0)
+
+
+class Noisy(Dataset[Any]):
+    """Samples with noise from the global generator."""
+
+    def __init__(self) -> None:
+        self.data = points()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.data[index]
+        return x + 0.1 * torch.randn(6), y
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_torch_dataloader(tmp_path: Path, workers: int):
+    def make() -> Any:
+        return DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=workers)
+
+    assert_goes_on(tmp_path, make, [1, 9] if workers else [0, 1, 4, 7, 9])
+
+
+def test_with_a_torch_dataloader_that_has_a_generator(tmp_path: Path):
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(77)
+        return DataLoader(points(), batch_size=8, shuffle=True, generator=generator)
+
+    assert_goes_on(tmp_path, make, [1, 4, 6, 7, 9, 18])
+
+
+def test_with_a_plain_list_and_an_unsized_iterable(tmp_path: Path):
+    assert_goes_on(tmp_path / "list", lambda: batches([8] * BATCHES), [0, 6])
+
+    class Unsized:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(batches([8] * BATCHES))
+
+    assert_goes_on(tmp_path / "unsized", Unsized, [0, 6])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2},
+        {"accumulate": 2, "optimizer": torch.optim.AdamW, "clip_norm": 0.5},
+        {"optimizer": torch.optim.Adagrad, "lr": 0.05},
+        {
+            "optimizer": torch.optim.AdamW,
+            "scheduler": lambda o, n: lr_scheduler.OneCycleLR(o, 0.1, total_steps=n),
+            "schedule_per": "step",
+        },
+        {"scheduler": lambda o: lr_scheduler.ExponentialLR(o, 0.5)},
+        {"scheduler": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0)},
+        {"precision": "bfloat16"},
+        {"precision": "float16", "optimizer": torch.optim.Adam},
+    ],
+    ids=[
+        "accumulate",
+        "accumulate, clip",
+        "adagrad",
+        "one cycle",
+        "per epoch",
+        "plateau",
+        "bfloat16",
+        "float16",
+    ],
+)
+def test_with_all_that_has_a_state(tmp_path: Path, options: dict[str, Any]):
+    assert_goes_on(tmp_path, loader, [0, 3, 4, 6, 7, 8, 12, 18], **options)
+
+
+def conv() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(6 * 16, 3)
+    )
+
+
+def test_with_channels_last_and_a_fused_optimizer(tmp_path: Path):
+    given = [(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 1])) for _ in range(5)]
+    options: dict[str, Any] = {"optimizer": torch.optim.AdamW, "lr": 0.01, "channels_last": True}
+
+    def once(name: str, loss: Any = None, **more: Any) -> dict[str, torch.Tensor]:
+        training = trainer(conv(), folder=tmp_path / name, **options, **more)
+        training.loss = loss or training.loss
+        training.fit(given, epochs=3)
+        return state(training.model)
+
+    whole = once("whole")
+    with pytest.raises(Interrupted):
+        once("stopped", Hook(5, INTERRUPT))
+    assert_same(once("stopped", resume=True), whole)
+
+
+# --- what is said -----------------------------------------------------------------------------
+
+
+def test_a_stop_says_what_was_saved_and_how_to_go_on(tmp_path: Path):
+    training = trainer(loss=Hook(6, INTERRUPT), folder=tmp_path / "run")
+    with pytest.raises(Interrupted) as stopped:
+        training.fit(loader(), epochs=EPOCHS)
+    message = str(stopped.value)
+    assert "stopped by SIGINT after step 7; saved" in message
+    assert "step-00000007" in message
+    assert f"folder='{tmp_path / 'run'}', resume=True" in message
+    assert stopped.value.exit_status == 130
+    assert (tmp_path / "run" / "report.html").exists()
+
+    stream, options = told(folder=tmp_path / "run", resume=True)
+    result = trainer(**options).fit(loader(), epochs=EPOCHS)
+    assert result.resumed_from == tmp_path / "run" / "checkpoints" / "step-00000007"
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("Using device")
+    assert lines[1] == f"Resumed from {result.resumed_from} (epoch 2, step 7)"
+    assert [line[:11] for line in lines[2:]] == ["Epoch [2/3]", "Epoch [3/3]"]
+
+
+def test_a_hint_of_the_callers_own_is_shown(tmp_path: Path):
+    training = trainer(
+        loss=Hook(0, TERMINATE), folder=tmp_path / "run", resume_hint="hasten train --resume x"
+    )
+    with pytest.raises(Interrupted, match="Resume with: hasten train --resume x") as stopped:
+        training.fit(loader(), epochs=1)
+    assert stopped.value.exit_status == 143
+
+
+def test_without_a_folder_a_stop_says_that_nothing_is_saved():
+    with pytest.raises(Interrupted, match="nothing was saved, for the run has no folder"):
+        trainer(loss=Hook(2, INTERRUPT)).fit(loader(), epochs=1)
+
+
+def test_a_finished_run_resumes_to_its_own_result(tmp_path: Path):
+    val = loader(points(20, 5))
+    training = trainer(folder=tmp_path / "run")
+    first = training.fit(loader(), val, epochs=2)
+    stream, options = told(folder=tmp_path / "run", resume=True)
+    again = trainer(mlp(seed=9), **options)
+    second = again.fit(loader(), val, epochs=2)
+    assert losses(second) == losses(first)
+    assert_same(state(again.model), state(training.model))
+    assert second.evaluation is not None
+    assert second.evaluation.loss == first.history[-1].val_loss
+    assert "(2 epochs done, step 10)" in stream.getvalue()
+
+
+def test_more_epochs_than_planned_before(tmp_path: Path):
+    trainer(folder=tmp_path / "run").fit(loader(), epochs=1)
+    longer = trainer(folder=tmp_path / "run", resume=True)
+    result = longer.fit(loader(), epochs=3)
+    whole = trainer()
+    expected = whole.fit(loader(), epochs=3)
+    assert_same(state(longer.model), state(whole.model))
+    assert losses(result) == losses(expected)
+
+
+def test_resume_where_nothing_is_yet_begins(tmp_path: Path):
+    fresh = trainer(folder=tmp_path / "run", resume=True)
+    result = fresh.fit(loader(), epochs=1)
+    assert result.resumed_from is None
+    assert [line["kind"] for line in logged(tmp_path / "run")] == ["epoch"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path):
+    def broken() -> None:
+        raise KeyError("not a HastenError")
+
+    with pytest.raises(KeyError):
+        trainer(loss=Hook(4, broken), folder=tmp_path / "run", log_every=1).fit(loader(), epochs=1)
+    assert len(logged(tmp_path / "run")) == 4
+    trainer(folder=tmp_path / "run", resume=True, log_every=1).fit(loader(), epochs=1)
+    lines = logged(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 5]
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path):
+    trainer(folder=tmp_path / "run").fit(loader(), epochs=1)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(UsageError, match="holds a run already; go on with it"):
+        trainer(folder=tmp_path / "run").fit(loader(), epochs=1)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
+
+
+# --- broken or foreign checkpoints --------------------------------------------------------------
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path):
+    whole = run_once(tmp_path / "whole", loader)
+    with pytest.raises(Interrupted):
+        run_once(tmp_path / "run", loader, at=2 * CALLS + 2, act=INTERRUPT)
+    newest = checkpoint.find(tmp_path / "run")
+    assert newest.name == "step-00000013"
+    weights = newest / "model.pt"
+    raw = bytearray(weights.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    weights.write_bytes(raw)
+
+    stream, told_options = told()
+    options = {name: told_options[name] for name in ("progress", "stream")}
+    resumed = run_once(tmp_path / "run", loader, resume=True, **options)
+    assert f"Passed over {newest}" in stream.getvalue()
+    assert "step-00000010 (epoch 3, step 10)" in stream.getvalue()
+    assert_same(resumed[0], whole[0])
+    assert resumed[2] == whole[2]
+
+
+def test_no_whole_checkpoint_at_all_is_an_error(tmp_path: Path):
+    trainer(folder=tmp_path / "run").fit(loader(), epochs=1)
+    for path in (tmp_path / "run" / "checkpoints").glob("*/training.pt"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint to resume from"):
+        trainer(folder=tmp_path / "run", resume=True).fit(loader(), epochs=2)
+
+
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"model": nn.Linear(6, 3)}, "does not fit the model Linear"),
+    ({"optimizer": torch.optim.AdamW}, "optimizers in .* are SGD, this run has AdamW"),
+    (
+        {"optimizer": lambda p: torch.optim.SGD([{"params": [q]} for q in p], lr=0.1)},
+        "does not fit SGD: loaded state dict has a different number of parameter groups",
+    ),
+    (
+        {"scheduler": lambda o: lr_scheduler.ConstantLR(o)},
+        "schedulers in .* are none, this run has ConstantLR",
+    ),
+    ({"loss": nn.CrossEntropyLoss(weight=torch.ones(3))}, "holds 1 modules, this run has 2"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OTHERS, ids=[message for _, message in OTHERS])
+def test_other_parts_are_refused(tmp_path: Path, options: dict[str, Any], message: str):
+    trainer(folder=tmp_path / "run").fit(loader(), epochs=1)
+    other = trainer(folder=tmp_path / "run", resume=True, **options)
+    with pytest.raises(CheckpointError, match=message):
+        other.fit(loader(), epochs=2)
+    trainer(folder=tmp_path / "run", resume=True).fit(loader(), epochs=2)  # nothing was lost
+
+
+def test_other_data_in_the_middle_of_an_epoch_is_refused(tmp_path: Path):
+    with pytest.raises(Interrupted):
+        run_once(tmp_path / "run", loader, at=2, act=INTERRUPT)
+    with pytest.raises(CheckpointError, match=r"epoch of 5 batches, and this loader gives 10"):
+        run_once(tmp_path / "run", lambda: loader(batch_size=4), resume=True)
+    with pytest.raises(UsageError, match="seed"):
+        run_once(tmp_path / "run", lambda: loader(seed=5), resume=True)
+
+
+def test_a_stream_that_has_become_shorter_is_said(tmp_path: Path):
+    class Unsized:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(batches([8] * self.count))
+
+    with pytest.raises(Interrupted):
+        run_once(tmp_path / "run", lambda: Unsized(5), at=3, act=INTERRUPT)
+    with pytest.raises(DataError, match=r"after 4 batches of an epoch.* gives only 2 now"):
+        run_once(tmp_path / "run", lambda: Unsized(2), resume=True)
+
+
+def test_another_precision_that_is_asked_for_is_taken(tmp_path: Path):
+    trainer(folder=tmp_path / "run", precision="bfloat16").fit(loader(), epochs=1)
+    stream, options = told(folder=tmp_path / "run", resume=True, precision="float32")
+    result = trainer(**options).fit(loader(), epochs=2)
+    assert result.precision.name == "float32"
+    assert "Precision: float32, as asked for; it was bfloat16" in stream.getvalue()
+    same = trainer(folder=tmp_path / "run", resume=True, precision="auto")
+    assert same.fit(loader(), epochs=3).precision.name == "float32"
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").iterdir() if path.is_dir()}
+
+
+def test_the_best_and_the_newest_are_kept(tmp_path: Path):
+    run = hasten.Run(**QUIET, folder=tmp_path / "run", keep=2)
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    run.prepare(model, optimizer)
+    figures = iter([0.2, 0.9, float("nan"), 0.5, 0.3])
+    for _ in run.epochs(5):
+        for data, labels in run.batches(loader()):
+            run.backward(nn.functional.cross_entropy(model(data), labels))
+            run.step(optimizer)
+        run.log(val_accuracy=next(figures))
+    assert names(tmp_path / "run") == {"step-00000010", "step-00000020", "step-00000025"}
+    best = checkpoint.best(tmp_path / "run" / "checkpoints")
+    assert best is not None and best.name == "step-00000010"
+
+
+def test_the_lowest_loss_is_best_without_accuracy(tmp_path: Path):
+    training = trainer(folder=tmp_path / "run")
+    result = training.fit(loader(), epochs=3)
+    lowest = min(result.history, key=lambda record: record.loss)
+    assert result.best_checkpoint is not None
+    assert result.best_checkpoint.name == checkpoint.name_of(lowest.step)
+
+
+def test_the_best_is_marked_again_if_a_kill_came_between(tmp_path: Path):
+    training = trainer(folder=tmp_path / "run")
+    result = training.fit(loader(), epochs=1)
+    (tmp_path / "run" / "checkpoints" / "best.json").unlink()
+    again = trainer(folder=tmp_path / "run", resume=True)
+    assert again.fit(loader(), epochs=1).best_checkpoint == result.checkpoint
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [("3 steps", {3, 5, 8, 10}), ("2 epochs", {5, 10}), ("never", {5, 10})],
+)
+def test_checkpoints_come_as_often_as_asked_for(
+    tmp_path: Path, every: str, steps: set[int], monkeypatch: pytest.MonkeyPatch
+):
+    made: list[int] = []
+    save = checkpoint.save
+
+    def watched(folder: Path, **parts: Any) -> None:
+        made.append(parts["meta"]["step"])
+        save(folder, **parts)
+
+    monkeypatch.setattr(checkpoint, "save", watched)
+    run = hasten.Run(**QUIET, folder=tmp_path / "run", checkpoint_every=every)
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    run.prepare(model, optimizer)
+    for _ in run.epochs(2):
+        for data, labels in run.batches(loader()):
+            run.backward(nn.functional.cross_entropy(model(data), labels))
+            run.step(optimizer)
+        run.log(val_loss=1.0)
+    assert set(made) == steps
+    assert len(made) == len(set(made)), "one is written twice"
+
+
+def test_checkpoints_by_the_clock(tmp_path: Path):
+    now = [0.0]
+    made: list[int] = []
+
+    def tick() -> float:
+        now[0] += 0.01
+        return now[0]
+
+    training = trainer(folder=tmp_path / "run", checkpoint_every="10 min", clock=tick, keep=100)
+
+    class Slow(Hook):
+        def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            now[0] += 250.0
+            return super().__call__(outputs, labels)
+
+    training.loss = Slow(-1, noop)
+    training.fit(loader(), epochs=2)
+    made = sorted(int(name[5:]) for name in names(tmp_path / "run"))
+    assert made == [3, 5, 8, 10]
+
+
+# --- killed -----------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import torch
+from train_helpers import Hook, loader, mlp, points, trainer
+folder, at = sys.argv[1], int(sys.argv[2])
+training = trainer(mlp(dropout=0.5), folder=folder, resume=True, log_every=2,
+                   checkpoint_every="3 steps", optimizer=torch.optim.AdamW)
+if at >= 0:
+    training.loss = Hook(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+training.fit(loader(), loader(points(20, 5)), epochs=3)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_step_loses_nothing(tmp_path: Path):
+    def process(name: str, at: int) -> int:
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(at)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert not done.stderr, done.stderr
+        return done.returncode
+
+    whole_run = trainer(
+        mlp(dropout=0.5), folder=tmp_path / "whole", log_every=2, optimizer=torch.optim.AdamW
+    )
+    whole_run.fit(loader(), loader(points(20, 5)), epochs=3)
+    # Each life of the run ends some steps further: in its first epoch, and in others' middles.
+    for at in (4, 1, 5):
+        assert process("killed", at) == -signal.SIGKILL
+    assert process("killed", -1) == 0
+
+    whole, killed = saved(tmp_path / "whole"), saved(tmp_path / "killed")
+    assert_same(killed.model, whole.model)
+    assert_same_nest(killed.training["optimizers"], whole.training["optimizers"])
+    assert logged(tmp_path / "killed") == logged(tmp_path / "whole")
+
+
+# --- disks ------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_said_and_loses_nothing_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import errno
+
+    whole = run_once(tmp_path / "whole", loader)
+    write = checkpoint._write_torch
+    calls = [0]
+
+    def full(path: Path, value: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > 2:  # two files a checkpoint: the second checkpoint finds no room
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write_torch", full)
+        with pytest.raises(CheckpointError, match="step-00000010: No space left"):
+            run_once(tmp_path / "run", loader)
+    assert names(tmp_path / "run") == {"step-00000005"}
+    resumed = run_once(tmp_path / "run", loader, resume=True)
+    assert_same(resumed[0], whole[0])
+    assert resumed[2] == whole[2]
+
+
+def test_a_folder_removed_under_the_run_is_said(tmp_path: Path):
+    import shutil
+
+    folder = tmp_path / "run"
+    training = trainer(loss=Hook(7, lambda: shutil.rmtree(folder)), folder=folder, log_every=1)
+    with pytest.raises(HastenError, match=r"metrics\.jsonl.*removed or moved") as error:
+        training.fit(loader(), epochs=2)
+    assert any("report" in note for note in getattr(error.value, "__notes__", []))
