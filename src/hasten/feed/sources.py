@@ -46,7 +46,7 @@ class Gather:
     No hand-over to another thread: it costs more than the copy. Nor do PyTorch's threads make
     it, unless batches are large: when another thread wants their core, one of them waits for a
     time slice (some ms) at each of a thousand copies. So a large batch is copied by them only
-    as long as that is seen to be faster.
+    as long as that is seen to be faster (docs/notes/001).
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from hasten.errors import DataError, UsageError
 from hasten.feed import randomness
@@ -198,11 +199,17 @@ class Processes:
 
     def _start_workers(self, loader: DataLoader[Any]) -> Any:
         try:
-            return iter(loader)
+            running: Any = iter(loader)
         except Exception as error:
             if "pickl" in f"{type(error).__name__} {error}".lower():
                 raise _unpicklable(error, self._options.dataset) from error
             raise
+        if running._worker_pids_set:
+            # DataLoader's handler of SIGCHLD would raise at whatever line the training step is,
+            # and leave it half done. Without it, next() finds a dead worker within 5 s.
+            signal_handling._remove_worker_pids(id(running))  # type: ignore[attr-defined]
+            running._worker_pids_set = False
+        return running
 
     def _made(self, running: Iterator[Made], jobs: _Jobs) -> Iterator[Item]:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -145,9 +146,23 @@ def _fails(worker: int) -> None:
         (kinds.Stream(), {"worker_init_fn": _fails}, r"no database for 0"),
     ],
 )
-def test_worker_trouble(dataset: Any, options: Any, message: str) -> None:
+def test_worker_trouble(
+    dataset: Any, options: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     with pytest.raises(DataError, match=message):
         list(Loader(dataset, 4, num_workers=1, **options))
+
+
+def test_a_worker_that_dies_is_told_of_by_next_and_not_in_the_middle_of_a_step() -> None:
+    batches = iter(Loader(Killed(), 4, num_workers=1, prefetch_factor=1))
+    next(batches)
+    next(batches)  # the third batch is on its way, and kills its worker
+    ended = time.monotonic() + 30
+    while multiprocessing.active_children() and time.monotonic() < ended:
+        time.sleep(0.01)  # a step during which SIGCHLD comes
+    with pytest.raises(DataError, match="SIGKILL"):
+        next(batches)
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")

@@ -11,9 +11,12 @@ import torch
 from feed_datasets import same
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
+from hasten.feed import Plan
 from hasten.feed.order import OwnOrder
+from hasten.feed.samples import Maker
 from hasten.feed.sources import Gather, OnDevice
 from hasten.feed.tables import recognise
+from hasten.feed.threads import Threads
 
 CPU = torch.device("cpu")
 WHOLE = TensorDataset(torch.arange(10.0))
@@ -117,3 +120,51 @@ def test_large_batches_are_copied_in_parallel_only_while_that_is_faster(
     order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=0)
     list(Gather(table, order, pin=False, clock=lambda: now[0]).batches(0, 0))
     assert used == ["alone", *["parallel"] * 6, *["alone"] * 9]
+
+
+@pytest.fixture
+def pinning(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Page-locked memory where there is no accelerator: ordinary memory, counted."""
+    asked: list[Any] = []
+    real = torch.empty
+
+    def empty(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            asked.append(arguments)
+        return real(*arguments, **options)
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor.shape)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return asked
+
+
+@pytest.mark.parametrize("name", kinds.tables())
+def test_batches_in_page_locked_memory_are_the_same(name: str, pinning: list[Any]) -> None:
+    dataset = kinds.tables()[name]
+    table = recognise(dataset, None)
+    assert table is not None
+    order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=3)
+    pairs = zip(
+        Gather(table, order, pin=True).batches(0, 0),
+        Gather(table, order, pin=False).batches(0, 0),
+        strict=True,
+    )
+    for (_, pinned, _), (_, plain, _) in pairs:
+        assert same(pinned, plain)
+    assert len(pinning) == len(order) * len(plain)
+
+
+def test_threads_write_into_page_locked_memory(pinning: list[Any]) -> None:
+    found = []
+    for pin in (True, False):
+        maker = Maker(kinds.Fetching(), None, seed=0, skip_errors=False, batched=True)
+        order = OwnOrder(maker.dataset, 4, shuffle=True, drop_last=False, seed=0)
+        plan = Plan(name="threads", reason="", workers=2, prefetch_batches=2, pinned=pin)
+        source = Threads(maker, plan, order, lambda index, message: None)
+        found.append([batch for _, batch, _ in source.batches(0, 0)])
+    assert same(*found)
+    assert len(pinning) == len(order)
