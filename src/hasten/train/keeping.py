@@ -91,6 +91,7 @@ class Keeper:
         self._window = Window(settings.accumulate)
         self._owed: dict[Optimizer, LRScheduler | None] = {}  # they wait for more batches
         self._stepped = False  # and not counted yet
+        self._stepped_before: list[Optimizer] = []  # of several, those that took the last step
         self._in_body = False
         self._open = ExitStack()
         self._learning_rate: float | None = None

@@ -170,6 +170,8 @@ class Run(Keeper):
                 if samples != self._samples:
                     self._batch_size_changed(batch, samples)
                 window.add(samples)
+                if self._stepped_before:
+                    self._clear_leftovers()
                 self._place = (self.global_step + 1, source, source.batches_done)
                 source.batches_done += 1
                 self._in_body = True
@@ -213,6 +215,11 @@ class Run(Keeper):
     def step(self, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> bool:
         """Step the optimizer and clear its gradients, when enough batches are accumulated.
 
+        Of several optimizers each is stepped for itself. What a later loss of the same batch
+        leaves in the gradients of one that has stepped (a generator's in those of its critic) is
+        cleared before the next batch; what an earlier one leaves, clear with
+        ``optimizer.zero_grad()``.
+
         Args:
             optimizer: one that was prepared.
             scheduler: stepped after it; prepare it too, so that checkpoints hold it.
@@ -243,6 +250,8 @@ class Run(Keeper):
         if scheduler is not None:
             scheduler.step()
         self._stepped = window.closed = True
+        if len(self.optimizers) > 1:
+            self._stepped_before.append(optimizer)
         self.timeline.start(phases.OTHER)
         return True
 
@@ -331,6 +340,11 @@ class Run(Keeper):
         self._samples = samples
         if self.full_batch is None or samples >= count(self.full_batch):
             self.full_batch = batch
+
+    def _clear_leftovers(self) -> None:
+        for optimizer in self._stepped_before:
+            optimizer.zero_grad()
+        self._stepped_before.clear()
 
     def _is_last_batch(self) -> bool:
         source = self._source
