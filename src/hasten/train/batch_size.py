@@ -34,8 +34,16 @@ def fitting(wanted: int, attempt: Callable[[int], None], device: torch.device) -
     """
     micro = wanted
     while True:
-        if _fits(micro, attempt, device):
-            return BatchPlan(micro, -(-wanted // micro))
+        try:
+            if _fits(micro, attempt, device):
+                return BatchPlan(micro, -(-wanted // micro))
+        except ValueError as error:
+            if micro > 1 or wanted == 1:
+                raise
+            raise OutOfDeviceMemory(
+                f"no two samples fit on {device} with this model, and one alone it does not take:"
+                f" {error}"
+            ) from error
         if micro == 1:
             raise OutOfDeviceMemory(
                 f"not even one sample fits on {device} with this model; use a smaller model or"

@@ -209,6 +209,7 @@ class Keeper:
     def end_epoch(self, total: int) -> None:
         """Record the epoch, print its line, save."""
         self._check_loss()
+        self._check_weights()
         metrics = dict(self._metrics)
         record = EpochRecord(
             epoch=self.epoch + 1,
@@ -232,15 +233,12 @@ class Keeper:
         best = self._note_best(record)
         every = self._every.epochs or 1
         if best or self.epoch % every == 0 or self.epoch == total:
-            self.save(best=best)
+            self._write_checkpoint(best=best)
         if self._signals.received is not None and self.epoch < total:
             self._stop()
 
-    def save(self, *, best: bool = False) -> Path | None:
+    def save(self) -> Path | None:
         """Save a checkpoint now; between steps, or in a loop's body after its step.
-
-        Args:
-            best: mark it as the best so far.
 
         Returns:
             Its folder; None for a run without one.
@@ -262,6 +260,11 @@ class Keeper:
         self._check_loss()
         self._check_weights()
         self.spent = self._spent_by_now()
+        return self._write_checkpoint()
+
+    def _write_checkpoint(self, *, best: bool = False) -> Path | None:
+        if self._writer is None:
+            return None
         path = self._writer.save(*states.gather(self), best=best)
         self._saved_step, self._saved_s = self.global_step, self.settings.clock()
         self._save_at_step = self.global_step + (self._every.steps or math.inf)

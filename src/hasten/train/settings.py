@@ -72,7 +72,8 @@ class RunSettings:
     clip_norm: float | None = None
     """Largest 2-norm of all gradients together; ``None`` leaves them."""
     seed: int | None = 0
-    """Seeds Python's, numpy's and torch's generators at the start; ``None`` leaves them."""
+    """Seeds Python's, numpy's and torch's generators when the run is made; ``None`` leaves them.
+    For the initial weights of a model that is made before, seed there: ``torch.manual_seed``."""
     folder: str | Path | None = None
     """Where log, checkpoints and report go; ``None`` writes nothing."""
     resume: bool = False
@@ -112,6 +113,10 @@ class RunSettings:
             raise UsageError(f"channels_last={self.channels_last!r}: True, False or 'auto'")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm={self.clip_norm!r}: it is a positive number or None")
+        if self.seed is not None and (
+            isinstance(self.seed, bool) or not isinstance(self.seed, int)
+        ):
+            raise UsageError(f"seed={self.seed!r}: a whole number or None")
         if self.progress not in ("auto", "bar", "plain", "off"):
             raise UsageError(f"progress={self.progress!r}: auto, bar, plain or off")
         if self.resume and self.folder is None:

@@ -1,0 +1,139 @@
+"""What a run comes to: saturation, verdict, report and weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from train_helpers import INTERRUPT, Hook, assert_same, batches, loader, mlp, points, state, trainer
+
+from hasten.errors import HastenError, Interrupted
+from hasten.train import probe, result, weights
+
+
+def test_what_a_result_says(tmp_path: Path):
+    val = loader(points(20, 5))
+    training = trainer(folder=tmp_path / "run")
+    found = training.fit(loader(batch_size=4), val, epochs=2)
+    assert len(found.history) == 2
+    assert found.val_accuracy == found.history[-1].val_accuracy
+    assert found.seconds == pytest.approx(sum(record.seconds for record in found.history))
+    assert found.device == torch.device("cpu") and found.precision.name == "float32"
+    assert found.feed.startswith("gather - ")
+    assert found.saturation is not None and 0 < found.saturation <= 1
+    assert found.verdict is not None and found.verdict.advice
+    assert found.evaluation is not None and found.evaluation.loss == found.history[-1].val_loss
+    assert found.report is not None and "Epoch" in found.report.read_text(encoding="utf-8")
+    assert found.weights is not None
+    assert_same(weights.read(found.weights), state(training.model))
+    assert "report_data" not in repr(found)
+
+
+def test_without_a_folder_there_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    found = trainer().fit(loader(), epochs=1)
+    places = (found.folder, found.checkpoint, found.best_checkpoint, found.weights, found.report)
+    assert places == (None,) * 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_measuring_the_saturation_leaves_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    training = trainer(mlp(dropout=0.5))
+    given = loader(batch_size=4)
+    measured: list[Any] = []
+    real = result.measure_saturation
+
+    def watched(run: Any, training: Any) -> Any:
+        before = state(training.model), torch.get_rng_state()
+        found = real(run, training)
+        assert_same(state(training.model), before[0])
+        assert torch.equal(torch.get_rng_state(), before[1])
+        assert all(parameter.grad is None for parameter in training.model.parameters())
+        measured.append(found)
+        return found
+
+    monkeypatch.setattr(result, "measure_saturation", watched)
+    training.fit(given, epochs=2)
+    assert measured[0] is not None
+
+
+def test_the_saturation_is_the_ready_step_over_the_runs_own(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+
+    class Slow:
+        def __iter__(self) -> Any:
+            for batch in batches([8] * 5):
+                now[0] += 3.0  # waiting
+                yield batch
+
+    class Loss(nn.Module):
+        def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            now[0] += 1.0  # computing
+            return nn.functional.cross_entropy(outputs, labels)
+
+    found = trainer(loss=Loss(), clock=lambda: now[0]).fit(Slow(), epochs=1)
+    assert found.saturation == pytest.approx(5 / 17)  # the first batch lay ready
+    assert found.verdict is not None and found.verdict.bound_by == "waiting for data"
+
+
+def test_too_few_steps_tell_no_saturation():
+    assert trainer().fit(batches([8, 8]), epochs=1).saturation is None
+
+
+def test_an_error_ends_in_a_report_that_says_so(tmp_path: Path):
+    training = trainer(
+        loss=Hook(7, lambda: (_ for _ in ()).throw(HastenError("it <broke>"))),
+        folder=tmp_path / "run",
+    )
+    with pytest.raises(HastenError, match="it <broke>"):
+        training.fit(loader(), epochs=2)
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "it &lt;broke&gt;" in text
+    assert training.run is not None and training.run.began
+
+
+def test_an_error_before_the_first_step_leaves_no_report(tmp_path: Path):
+    training = trainer(
+        loss=Hook(0, lambda: (_ for _ in ()).throw(HastenError("early"))), folder=tmp_path / "run"
+    )
+    with pytest.raises(HastenError):
+        training.fit(loader(), epochs=1)
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_report_that_cannot_be_written_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(folder: Path, data: Any) -> Path:
+        raise HastenError("no room for the report")
+
+    monkeypatch.setattr(result, "write_report", full)
+    training = trainer(
+        loss=Hook(7, INTERRUPT),
+        folder=tmp_path / "run",
+    )
+    with pytest.raises(Interrupted) as stopped:
+        training.fit(loader(), epochs=2)
+    assert "no room for the report" in stopped.value.__notes__[0]
+
+
+def test_a_resumed_run_has_the_history_of_both(tmp_path: Path):
+    trainer(folder=tmp_path / "run").fit(loader(), epochs=1)
+    found = trainer(folder=tmp_path / "run", resume=True).fit(loader(), epochs=3)
+    assert [record.epoch for record in found.history] == [1, 2, 3]
+    assert found.resumed_from is not None
+    assert not math.isnan(found.report_data.images_per_s)
+    assert found.report_data.planned_epochs == 3
+
+
+def test_steps_are_timed_without_a_trace_in_the_gradients():
+    training = trainer()
+    training.fit(loader(), epochs=1)
+    run = training.run
+    assert run is not None
+    probe.time_step(run, training, run.full_batch, run.precision)
+    assert all(parameter.grad is None for parameter in training.model.parameters())

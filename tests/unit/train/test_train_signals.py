@@ -1,0 +1,116 @@
+"""Signals: the first is noted, the second acts, and all is as it was afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from train_helpers import INTERRUPT, TERMINATE
+
+from hasten.train.signals import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize(
+    ("act", "number"), [(INTERRUPT, signal.SIGINT), (TERMINATE, signal.SIGTERM)]
+)
+def test_the_first_is_noted(act: Any, number: int):
+    with StopSignals() as signals:
+        assert signals.received is None
+        act()
+        assert signals.received == number
+    assert signals.received is None
+
+
+def test_the_second_acts_at_once():
+    with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
+        INTERRUPT()
+        assert signals.received == signal.SIGINT
+        INTERRUPT()
+        raise AssertionError("the second Ctrl-C did not act")
+
+
+def test_the_second_terminate_ends_the_process():
+    script = (
+        "import os, signal, time\n"
+        "from hasten.train.signals import StopSignals\n"
+        "with StopSignals():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('noted', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGTERM and done.stdout == "noted\n"
+
+
+def test_the_users_own_handler_comes_back():
+    calls: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+    try:
+        with StopSignals():
+            INTERRUPT()
+            assert calls == []
+            INTERRUPT()
+            assert calls == [signal.SIGINT]
+        INTERRUPT()
+        assert calls == [signal.SIGINT] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            INTERRUPT()
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_python_did_not_set_is_left(monkeypatch: pytest.MonkeyPatch):
+    installed: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda number: None)
+        patch.setattr(signal, "signal", lambda number, handler: installed.append(number))
+        with StopSignals():
+            assert installed == []
+    assert installed == []
+
+
+def test_in_another_thread_nothing_is_watched():
+    seen: list[Any] = []
+
+    def work() -> None:
+        with StopSignals() as signals:
+            seen.append((signals.received, signal.getsignal(signal.SIGINT)))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(None, before)]
+
+
+def test_it_can_be_entered_again():
+    signals = StopSignals()
+    for _ in range(2):
+        with signals:
+            assert signals.received is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received == signal.SIGTERM
