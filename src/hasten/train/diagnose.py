@@ -87,8 +87,10 @@ def non_finite_weights(modules: Iterable[nn.Module]) -> list[str]:
     ]
     whole = [parameter.isfinite().all() for _, parameter in named]
     # One reading for all that lie on a device, for each makes the host wait.
-    devices = {flag.device for flag in whole}
-    flags = torch.stack(whole).tolist() if len(devices) == 1 else [bool(flag) for flag in whole]
+    if len({flag.device for flag in whole}) == 1:
+        flags = torch.stack(whole).cpu().tolist()
+    else:
+        flags = [bool(flag) for flag in whole]
     return [name for (name, _), flag in zip(named, flags, strict=True) if not flag]
 
 

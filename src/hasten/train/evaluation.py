@@ -141,15 +141,18 @@ class Hits:
         """Samples by true class (row) and predicted class (column); None where not kept."""
         if self._classes > MOST_CLASSES:
             return None
-        table: list[list[int]] = self._counts[:-1].view(self._rows, self._rows).tolist()
+        table: list[list[int]] = self._read().tolist()
         return table
 
     def accuracy(self) -> float | None:
         """Share of samples with a class that were predicted right; None where none has one."""
-        counts = self._counts[:-1].view(self._rows, self._rows)
+        counts = self._read()
         right = counts.diagonal().sum() if self._classes <= MOST_CLASSES else counts[0, 0]
         labelled = int(counts.sum())
         return int(right) / labelled if labelled else None
+
+    def _read(self) -> torch.Tensor:
+        return self._counts[:-1].cpu().view(self._rows, self._rows)
 
 
 def _number(name: str, metric: Any) -> float:

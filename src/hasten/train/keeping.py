@@ -21,7 +21,7 @@ from hasten.errors import Interrupted, NonFiniteLoss, UsageError
 from hasten.observe.progress import Progress, epoch_line
 from hasten.observe.records import EpochRecord, EventRecord, StepRecord
 from hasten.observe.timeline import Mark, StepSummary, Timeline
-from hasten.train import diagnose, precision
+from hasten.train import broken, precision
 from hasten.train import state as states
 from hasten.train.folder import RunFolder
 from hasten.train.meter import BadLoss, LossMeter
@@ -86,11 +86,13 @@ class Keeper:
         self._source: Source | None = None
         self._mark: Mark | None = None
         self._peeked: tuple[Any, Iterator[Any]] | None = None
-        self._place: tuple[int, Source, int] | None = None  # step and batch under way
+        self.place: tuple[int, Source, int] | None = None
+        """The batch under way: its step, counted from 1, its loader and its number from 0."""
         self._samples = 0
         self._window = Window(settings.accumulate)
         self._owed: dict[Optimizer, LRScheduler | None] = {}  # they wait for more batches
         self._stepped = False  # and not counted yet
+        self._replaced: dict[torch.Tensor, torch.Tensor] = {}  # parameters that moving made anew
         self._stepped_before: list[Optimizer] = []  # of several, those that took the last step
         self._in_body = False
         self._open = ExitStack()
@@ -137,6 +139,11 @@ class Keeper:
         training loss.
         """
         self._metrics.update({name: float(value) for name, value in values.items()})
+
+    @property
+    def last_good(self) -> Path | None:
+        """The newest checkpoint that this run made or was resumed from."""
+        return self._writer.last_saved if self._writer is not None else None
 
     @property
     def began(self) -> bool:
@@ -355,41 +362,15 @@ class Keeper:
             raise self._bad_loss(bad)
 
     def _bad_loss(self, bad: BadLoss) -> NonFiniteLoss:
-        step, batch = self.global_step + 1, self.last_batch
-        if bad.place is not None:
-            step, source, number = bad.place
-            if bad.place is not self._place:
-                batch = source.read_again(self.epoch, number)
-        error = diagnose.non_finite_loss(
-            bad.value,
-            epoch=self.epoch + 1,
-            step=step,
-            learning_rate=self.learning_rate,
-            batch=batch,
-            last_good=self._last_good,
-        )
+        error = broken.by_loss(self, bad)
         self.close()
         return error
 
     def _check_weights(self) -> None:
-        """A loss can be finite while its gradient is not: the weights tell, a step later."""
-        bad = diagnose.non_finite_weights(self.modules)
-        if bad:
-            error = diagnose.non_finite_step(
-                bad,
-                epoch=self.epoch + 1,
-                step=self.global_step,
-                learning_rate=self.learning_rate,
-                batch=self.last_batch,
-                last_good=self._last_good,
-            )
+        error = broken.by_weights(self)
+        if error is not None:
             self.close()
             raise error
-
-    @property
-    def _last_good(self) -> str | None:
-        newest = self._writer.last_saved if self._writer is not None else None
-        return str(newest) if newest else None
 
     def _note_best(self, record: EpochRecord) -> bool:
         if record.val_accuracy is not None:

@@ -91,7 +91,7 @@ class LossMeter:
         if not self._places:
             return None
         places, self._places = self._places, []
-        values = self._ring[: len(places)].tolist()
+        values = self._ring[: len(places)].cpu().tolist()
         for value, (samples, place) in zip(values, places, strict=True):
             if not math.isfinite(value):
                 return BadLoss(value, place)

@@ -63,11 +63,11 @@ class Run(Keeper):
     def prepare(self, *objects: Any) -> Any:
         """Put modules on the device and make the run responsible for what is given.
 
-        Modules are moved in place (their parameters stay the same objects, so an optimizer made
-        before holds them still), compiled and stored as the settings say, and compute at the
-        run's precision when they are called (``model(x)``; around a method of another name put
-        :meth:`autocast`); optimizers' states follow; all of these and schedulers are part of each
-        checkpoint. A loader comes back as it is: :meth:`batches` brings its batches.
+        Modules are moved in place (an optimizer made before steps the moved parameters), compiled
+        and stored as the settings say, and compute at the run's precision when they are called
+        (``model(x)``; around a method of another name put :meth:`autocast`); optimizers' states
+        follow; all of these and schedulers are part of each checkpoint. A loader comes back as it
+        is: :meth:`batches` brings its batches.
 
         Args:
             objects: modules, optimizers, schedulers, loaders; other things are moved to the device.
@@ -86,6 +86,7 @@ class Run(Keeper):
         given = []
         for item in objects:
             if isinstance(item, Optimizer):
+                states.rebind(item, self._replaced)
                 states.check_optimizer(item, self.modules)
                 devices.move(item, self.device)
                 self.optimizers.append(item)
@@ -108,7 +109,11 @@ class Run(Keeper):
             UsageError: it has parameters without a shape yet.
         """
         states.check_module(module)
+        before = dict(module.named_parameters(remove_duplicate=False))
         devices.move(module, self.device)
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter is not before[name]:
+                self._replaced[before[name]] = parameter
         if self.precision.channels_last:
             precision.set_layout(module, True)
         if self.settings.compile and compiled:
@@ -172,7 +177,7 @@ class Run(Keeper):
                 window.add(samples)
                 if self._stepped_before:
                     self._clear_leftovers()
-                self._place = (self.global_step + 1, source, source.batches_done)
+                self.place = (self.global_step + 1, source, source.batches_done)
                 source.batches_done += 1
                 self._in_body = True
                 start(phases.FORWARD)
@@ -203,7 +208,7 @@ class Run(Keeper):
             UsageError: the loss is not one number.
         """
         self.timeline.start(phases.BACKWARD)
-        bad = self.meter.add(loss, self._samples, self._place)
+        bad = self.meter.add(loss, self._samples, self.place)
         if bad is not None:
             raise self._bad_loss(bad)
         if self.settings.accumulate > 1:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,6 +154,18 @@ def check_module(module: nn.Module) -> None:
             f"{type(module).__name__} has parameters without a shape yet ({', '.join(lazy[:3])}):"
             " call it on one batch before it is trained, so that its lazy layers take their shapes"
         )
+
+
+def rebind(optimizer: Optimizer, replaced: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    """Make an optimizer step the parameters that took the place of those it was made with.
+
+    Moving a module changes its parameters in place for the devices of torch itself, and makes new
+    ones for others.
+    """
+    for group in optimizer.param_groups if replaced else ():
+        group["params"] = [replaced.get(p, p) for p in group["params"]]
+    for old in [p for p in optimizer.state if p in replaced]:
+        optimizer.state[replaced[old]] = optimizer.state.pop(old)
 
 
 def check_optimizer(optimizer: Optimizer, modules: Sequence[nn.Module]) -> None:
