@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -305,7 +305,7 @@ class Keeper:
             )
         )
 
-    def _stop(self) -> None:
+    def _stop(self) -> NoReturn:
         number = self._signals.received or signal.SIGINT
         path = self.save()
         text = f"stopped by {signal.Signals(number).name} after step {self.global_step}"

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from hasten.train.trainer import Trainer
 
 WEIGHTS = "model.safetensors"
-_STEPS_TO_TIME = 10
-_SHARE_TO_TIME = 0.05  # of the training time that measuring the saturation may take
+_STEPS_TO_TIME = 20
+_FEWEST_TO_TIME = 5
+_SHARE_TO_TIME = 0.05  # of the run's steps that may be taken again to measure the saturation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
             device=runtime.name(run.device),
             batch_size=run.largest_batch or None,
             precision=run.precision.name,
+            precision_measured=run.settings.precision == "auto",
         )
     if trainer.last_evaluation is None and val is not None:
         trainer.evaluate(val)  # a run that was finished already when it was resumed
@@ -121,7 +123,7 @@ def measure_saturation(run: Run, trainer: Trainer) -> float | None:
     summary = run.last_summary
     if summary is None or summary.steps < 3 or run.full_batch is None:
         return None
-    limit = max(2, min(_STEPS_TO_TIME, int(_SHARE_TO_TIME * summary.steps)))
+    limit = max(_FEWEST_TO_TIME, min(_STEPS_TO_TIME, int(_SHARE_TO_TIME * run.global_step)))
     try:
         with rng_kept(run.device), undisturbed(*run.modules):
             # The first is not counted: the batch is out of the caches, compilers may look again.

@@ -294,6 +294,13 @@ class Run(Keeper):
                 self._count_step()
             self.timeline.step_done(self._samples)
             raise
+        except (RuntimeError, DataError):
+            # A signal to the whole group of processes ends the loader's workers too, and the
+            # batches that would fill the window do not come.
+            if self._signals.received is not None:
+                self._step_what_is_owed()
+                self._stop()
+            raise
         finally:
             self._in_body = False
             self.spent = self._spent_by_now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class RunSettings:
     sinks: Sequence[Sink] = ()
     """Each gets every record as well, for example a TensorBoard writer."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Kept in ``config.json`` and in each checkpoint: what you want to find there again."""
+    """JSON values, kept in ``config.json`` and in each checkpoint: what you want to find again."""
     resume_hint: str | None = None
     """The command to resume with, shown when a signal stops the run."""
     announce: bool = True
@@ -122,3 +123,7 @@ class RunSettings:
         if self.resume and self.folder is None:
             raise UsageError("resume=True needs folder=…, the run's folder, to resume from")
         Every.parse(self.checkpoint_every)
+        try:
+            json.dumps(self.config, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"config is kept as JSON, and cannot be: {error}") from error

@@ -62,7 +62,12 @@ class Source:
         if self.fed is not None:
             self.fed.set_epoch(epoch)
             if resume:
-                self.fed.load_state_dict({**resume["loader"], "epoch": epoch, "batch": skip})
+                # The feed's own count: where every sample of a batch was skipped as unreadable,
+                # it has gone past that batch and this source was not given it.
+                position = resume["loader"]
+                over = position["epoch"] != epoch  # it was read to its end
+                batch = self.batches if over else position["batch"]
+                self.fed.load_state_dict({**position, "epoch": epoch, "batch": batch or skip})
             return iter(self.fed)
         samplers = (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))
         for shuffling in (self.loader, *samplers):

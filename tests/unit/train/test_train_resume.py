@@ -237,6 +237,49 @@ def test_with_all_that_has_a_state(tmp_path: Path, options: dict[str, Any]):
     assert_goes_on(tmp_path, loader, [0, 3, 4, 6, 7, 8, 12, 18], **options)
 
 
+SCHEDULERS: list[Callable[[Any], Any]] = [
+    lambda o: lr_scheduler.MultiStepLR(o, [2, 4, 9]),
+    lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.1), lr_scheduler.ExponentialLR(o, 0.9)], [6]
+    ),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULERS, ids=["steps", "lambda", "restarts", "cyclic", "row"])
+def test_with_each_kind_of_scheduler(tmp_path: Path, make: Callable[[Any], Any]):
+    assert_goes_on(tmp_path, loader, [3, 9], scheduler=make, schedule_per="step")
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_loader_that_dies_of_the_same_signal_is_no_reason_to_lose_anything(
+    tmp_path: Path, accumulate: int
+):
+    """As of SIGTERM to a whole group of processes, which ends a loader's workers at once."""
+
+    def die() -> None:
+        TERMINATE()
+        raise RuntimeError("DataLoader worker is killed by signal")
+
+    training = trainer(folder=tmp_path / "run", accumulate=accumulate)
+    with pytest.raises(Interrupted, match=r"stopped by SIGTERM after step (2|6); saved"):
+        training.fit(Reading(batches([8] * 10), 6, die), epochs=1)
+    kept = saved(tmp_path / "run")
+    assert kept.training["sources"][0]["batches"] == 6
+    assert kept.meta["step"] == (6 if accumulate == 1 else 2)
+    again = trainer(folder=tmp_path / "run", accumulate=accumulate, resume=True)
+    assert again.fit(batches([8] * 10), epochs=1).history[0].step == (10 if accumulate == 1 else 3)
+
+    with pytest.raises(RuntimeError, match="of itself"):  # without a signal it is an error
+
+        def fail() -> None:
+            raise RuntimeError("of itself")
+
+        trainer().fit(Reading(batches([8] * 10), 6, fail), epochs=1)
+
+
 def conv() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
@@ -553,7 +596,7 @@ def test_kill_9_at_any_step_loses_nothing(tmp_path: Path):
     )
     whole_run.fit(loader(), loader(points(20, 5)), epochs=3)
     # Each life of the run ends some steps further: in its first epoch, and in others' middles.
-    for at in (4, 1, 5):
+    for at in (4, 6):
         assert process("killed", at) == -signal.SIGKILL
     assert process("killed", -1) == 0
 

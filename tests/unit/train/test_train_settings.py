@@ -30,6 +30,8 @@ from hasten.train.settings import RunOptions, RunSettings
         ({"seed": "7"}, "seed='7': a whole number or None"),
         ({"seed": 1.0}, "seed=1.0"),
         ({"resume": True}, "resume=True needs folder="),
+        ({"config": {"a": object()}}, "config is kept as JSON, and cannot be: Object of type"),
+        ({"config": {"a": float("nan")}}, "config is kept as JSON"),
         ({"checkpoint_every": "often"}, "cannot read the period 'often'"),
     ],
 )
