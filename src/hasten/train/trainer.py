@@ -38,7 +38,8 @@ class Trainer:
         result = trainer.fit(train, val, epochs=10)
 
     Args:
-        model: called with a batch's data; moved to the device when training starts.
+        model: called with a batch's data; moved to the device when training starts. Each epoch
+            begins with ``model.train()``; evaluation puts every part's mode back.
         loss: ``loss(outputs, labels)``, one number: the mean over the batch. A module's own
             tensors (class weights) go to the device too, and are part of each checkpoint.
         optimizer: a class (``torch.optim.SGD``; its fused kernels are used where there are any),

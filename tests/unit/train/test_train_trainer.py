@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -525,3 +528,21 @@ def test_a_metric_of_several_numbers_is_refused():
         trainer(metrics={"f1": MulticlassF1Score(3, average=None)}).fit(
             loader(), loader(), epochs=1
         )
+
+
+def test_training_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from train_helpers import loader, trainer\n"
+        "trainer().fit(loader(), loader(), epochs=1)\n"
+        "heavy = 'torchmetrics matplotlib rich PIL jinja2 safetensors sklearn'.split()\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "[]\n", done.stderr
