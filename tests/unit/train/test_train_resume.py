@@ -121,9 +121,10 @@ def assert_same_nest(one: Any, other: Any) -> None:
 # --- stopped by a signal ----------------------------------------------------------------------
 
 
-def test_at_every_batch(tmp_path: Path):
+def test_at_every_batch_of_an_epoch(tmp_path: Path):
     # The loss is asked for 5 batches of training and 3 of validation in each of 3 epochs.
-    assert_goes_on(tmp_path, loader, list(range(EPOCHS * CALLS - 1)))
+    stops = [*range(CALLS + 3), 2 * CALLS - 1, 2 * CALLS, EPOCHS * CALLS - 2]
+    assert_goes_on(tmp_path, loader, stops)
 
 
 def test_with_the_last_batch_of_all_the_run_ends_as_planned(tmp_path: Path):
