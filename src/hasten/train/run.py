@@ -278,6 +278,7 @@ class Run(Keeper):
         done = source.batches_done
         self.progress.epoch(self.epoch + 1, self.planned_epochs, source.batches, done=done)
         self._looked = (done, 0.0, 0.0)
+        self.timeline.summary()  # what came between, validation say, is of no step's time
         self._mark = self.timeline.mark()
         try:
             yield source, batches if first is None else chain([first], batches)
@@ -326,6 +327,10 @@ class Run(Keeper):
         # What reading draws is no part of training: a stop in the middle must not leave it there.
         before = rng_state(self.device)
         batches = source.start(0)
+        shown = bool(self.planned_epochs) and not self._in_body
+        if shown:
+            epoch = min(self.epoch + 1, self.planned_epochs)
+            self.progress.epoch(epoch, self.planned_epochs, source.batches, label="Validate")
         try:
             for batch in batches:
                 if self._signals.received is not None and self._between_steps:
@@ -333,7 +338,11 @@ class Run(Keeper):
                     self._stop()
                 self.last_batch = batch = source.onto_device(batch)
                 yield batch
+                if shown:
+                    self.progress.advance(1, count(batch))
         finally:
+            if shown:
+                self.progress.epoch_done()
             close(batches)
             set_rng_state(before, self.device)
 
