@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -19,6 +20,8 @@ from hasten.errors import HastenError
 
 # click's own error class, wherever the installed typer has click from (a copy of its own, or not).
 _WRONG_USAGE: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+_CTRL_C = 130
 
 app = typer.Typer(
     name="hasten",
@@ -52,6 +55,7 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with 0 done, 1 the work failed, 2 wrong usage, 130 Ctrl-C."""
     warnings.showwarning = _warn
+    _open_what_is_closed()
     # torch is not imported yet, and reads this when it is. GNU OpenMP's threads otherwise spin at
     # each barrier for as long as a time slice, which on cores that others use too makes a step
     # several times slower: docs/notes/001-threads-that-spin.md has the figures.
@@ -62,9 +66,24 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(arguments))
 
 
+def _open_what_is_closed() -> None:
+    """Give streams that the caller closed (`>&-`) a place where what is said goes nowhere.
+
+    Lowest number first: a data file that is opened next would otherwise get the number, and with
+    it what C libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _run(arguments: list[str] | None) -> int:
     try:
+        _check_current_folder()
         result: Any = app(args=arguments, standalone_mode=False)
+        sys.stdout.flush()
+        if result == _CTRL_C:  # typer returns this for a KeyboardInterrupt, and says nothing
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except HastenError as error:
         return _say(f"error: {error}", error.exit_status)
@@ -74,11 +93,44 @@ def _run(arguments: list[str] | None) -> int:
         error.show()
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        return _say("stopped by Ctrl-C", 130)
+        return _say("stopped by Ctrl-C", _CTRL_C)
     except BrokenPipeError:
         # The reader went away (`| head`): nothing more to say, and nowhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return 1
+    except OSError as error:  # that no command has better words for: a full disk behind `>`
+        if error.filename is None:
+            _silence_output()  # its buffer is written once more at exit
+        return _say(f"error: {_system_error(error)}", 1)
+    except MemoryError as error:
+        reason = f": {error}" if str(error) else ""
+        return _say(f"error: there is not enough memory for this{reason}", 1)
+
+
+def _check_current_folder() -> None:
+    """Say that the current folder is gone: torch would end the process with words of its own.
+
+    Raises:
+        HastenError: it was deleted.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise HastenError("the current folder was deleted; cd to another one") from None
+
+
+def _system_error(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return f"{reason}; is the output going to a disk that is full?"
+    return f"{os.fspath(error.filename)!r}: {reason}"
+
+
+def _silence_output() -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # no stream of the system's: nothing is written at exit
+        return
 
 
 def _say(text: str, status: int) -> int:

@@ -249,7 +249,8 @@ def duration(seconds: float) -> str:
         if seconds >= scale:
             value = seconds / scale
             return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{seconds * 1e6:.2g} µs"
+    micros = seconds * 1e6
+    return f"{micros:.2g} µs" if micros < 100 else f"{micros:.0f} µs"
 
 
 def _shared_memory_free() -> int | None:

@@ -75,7 +75,10 @@ class Options:
             raise UsageError("sampler sets the order: leave out shuffle, or the sampler")
         if size is None and self.batch_sampler is None and self.drop_last:
             raise UsageError("batch_size=None makes no batches, so drop_last has no meaning")
-        if self.timeout < 0:
+        seed = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise UsageError(f"seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1")
+        if not self.timeout >= 0:
             raise UsageError(f"timeout is {self.timeout} s; it cannot be negative")
         if not self.in_order:
             raise UsageError(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import shlex
 import time
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, OneCycleLR
 
 from hasten import devices
-from hasten.errors import CheckpointError, UsageError
+from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.feed import Loader
 from hasten.train import Result, Trainer
 from hasten.train.checkpoint import FOLDER
@@ -28,12 +32,23 @@ from hasten.train.settings import Sink
 from hasten.vision import data as image_data
 from hasten.vision import gallery, models
 from hasten.vision.data import ImageData
+from hasten.vision.file_names import show
 from hasten.vision.transforms import Compose, Normalize, Transform
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("onecycle", "cosine", "constant")
 DEFAULT_BATCH = 128
+_LONGEST_NAME = 255  # bytes, on every common file system
 _SGD_LR_FACTOR = 30.0  # SGD with momentum wants rates so much higher than Adam's
+
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    type(None): "nothing",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +92,7 @@ class TrainSettings:
     log_every: int = 50
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("epochs", "accumulate"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', '-')} is {getattr(self, name)}: at least 1")
@@ -98,8 +114,24 @@ class TrainSettings:
             raise UsageError(f"label-smoothing is {self.label_smoothing}: from 0 to below 1")
         if self.weight_decay < 0:
             raise UsageError(f"weight-decay is {self.weight_decay}: a number from 0 up")
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed is {self.seed}: a whole number from 0 to 2^64 - 1")
         if self.channels_last not in ("auto", "on", "off"):
             raise UsageError(f"channels-last is {self.channels_last!r}: auto, on or off")
+
+    def _check_kinds(self) -> None:
+        """Refuse values of another kind, which an edited ``config.json`` may hold."""
+        hints = typing.get_type_hints(TrainSettings)
+        for item in dataclasses.fields(self):
+            name, value = item.name.replace("_", "-"), getattr(self, item.name)
+            kinds = set(typing.get_args(hints[item.name])) or {hints[item.name]}
+            if type(value) not in kinds and not (float in kinds and type(value) is int):
+                names = " or ".join(sorted(_KINDS[kind] for kind in kinds))
+                raise UsageError(f"{name} is {value!r}: it is {names}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{name} is {value}: a finite number")
+            if isinstance(value, str):
+                _check_text(name, value)
 
     @property
     def learning_rate(self) -> float:
@@ -165,6 +197,35 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
         "preparation": data.preparation.to_config(),
         "command": command(settings),
     }
+    with _explained(settings.model):
+        return _fitted(model, settings, around, data, config)
+
+
+@contextmanager
+def _explained(model: str) -> Iterator[None]:
+    """Inside, errors of a model's own file say where in it.
+
+    Raises:
+        HastenError: instead of what the file raised.
+    """
+    try:
+        yield
+    except HastenError:
+        raise
+    except Exception as error:
+        said = models.failure(model, error)
+        if said is None:
+            raise
+        raise HastenError(said) from error
+
+
+def _fitted(
+    model: nn.Module,
+    settings: TrainSettings,
+    around: Surroundings,
+    data: ImageData,
+    config: dict[str, Any],
+) -> Trained:
     trainer = _trainer(model, settings, around, config)
     micro, accumulate = _batch(trainer, settings, data, around)
     if accumulate != settings.accumulate:
@@ -225,8 +286,14 @@ def resumed(folder: Path, changes: dict[str, Any]) -> TrainSettings:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))["config"]["settings"]
         settings = TrainSettings(**kept)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"cannot read the settings in {path}: {error}") from error
+        # KeyError and TypeError: it is JSON, but not of the form that hasten writes.
+        why = str(error) if isinstance(error, ValueError) else f"not as hasten writes it ({error})"
+        raise CheckpointError(
+            f"cannot read the settings in {path}: {why}; mend the file, or start a new run"
+        ) from error
     fixed = sorted(
         name for name, value in changes.items() if name not in FREE and value != kept.get(name)
     )
@@ -243,6 +310,21 @@ def resumed(folder: Path, changes: dict[str, Any]) -> TrainSettings:
         )
     # What the schedule was laid out over stays; fewer epochs just end sooner.
     return dataclasses.replace(settings, **changes)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what no UTF-8 file can hold: names of files may be bytes of any kind.
+
+    Raises:
+        UsageError: it is that.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{name} is {show(text)}: not valid UTF-8, so the run's files cannot name it;"
+            " rename it, or make a symbolic link to it"
+        ) from None
 
 
 FREE = (
@@ -273,10 +355,21 @@ def command(settings: TrainSettings) -> str:
 
 
 def new_folder(runs: Path, name: str | None, settings: TrainSettings) -> Path:
-    """A folder for a new run: the name given, or one of data, model and time that is free."""
+    """A folder for a new run: the name given, or one of data, model and time that is free.
+
+    Raises:
+        UsageError: no folder can have the name.
+    """
+    _check_text("runs", str(runs))
+    _check_text("name", name or "")
     if name is not None:
         if not name or name in (".", "..") or Path(name).name != name:
             raise UsageError(f"--name is one folder name, not {name!r}; use --runs for the path")
+        if len(os.fsencode(name)) > _LONGEST_NAME:
+            raise UsageError(
+                f"--name is {len(os.fsencode(name))} bytes long; folder names have at most"
+                f" {_LONGEST_NAME}"
+            )
         return runs / name
     stem = f"{Path(settings.data).name or 'data'}-{settings.model.split(':')[-1].split('/')[-1]}"
     stem += time.strftime("-%Y%m%d-%H%M%S")

@@ -174,5 +174,5 @@ def test_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_durations() -> None:
-    found = [duration(s) for s in (4e-7, 1.25e-5, 2e-3, 0.5, 1.3, 250)]
-    assert found == ["0.4 µs", "12 µs", "2 ms", "500 ms", "1.3 s", "250 s"]
+    found = [duration(s) for s in (4e-7, 1.25e-5, 3.6e-4, 2e-3, 0.5, 1.3, 250)]
+    assert found == ["0.4 µs", "12 µs", "360 µs", "2 ms", "500 ms", "1.3 s", "250 s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -417,10 +418,10 @@ def test_a_file_that_is_no_image(digits_run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return self.w.reshape(3, 7)", r"fails on images \[1, 1, 8, 8\]: shape"),
-        ("return x.flatten(1)[:, :4] * self.w", r"gives \[1, 4\] .* not scores \[1, 10\]"),
-        ("return None", "gives NoneType"),
-        ("raise KeyError('x')", "fails on images"),
+        ("return self.w.reshape(3, 7)", "1 channels and 8×8 at line 7: RuntimeError: shape"),
+        ("return x.flatten(1)[:, :4] * self.w", r"gives \[1, 4\] .* scores .* \[1, 10\]"),
+        ("return None", "gives a NoneType"),
+        ("raise KeyError('x')", "at line 7: KeyError: 'x'"),
     ],
 )
 def test_a_model_that_fails_says_so_at_once(tmp_path: Path, body: str, message: str) -> None:
@@ -438,6 +439,24 @@ def test_a_model_that_fails_says_so_at_once(tmp_path: Path, body: str, message: 
     given = Given(model=f"{code}:Net", classes=10, image_size=8, channels=1)
     with pytest.raises(HastenError, match=message):
         load(tmp_path / "w.pt", "cpu", given=given)
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (lambda x: x.reshape(3, 7), r"small fails on images \[1, 1, 8, 8\]: shape"),
+        (lambda x: x.flatten(1)[:, :4], r"gives \[1, 4\] .* not scores \[1, 10\]"),
+        (lambda x: None, "gives NoneType"),
+    ],
+)
+def test_a_model_that_fails_later(digits_run: Path, gives: Any, message: str) -> None:
+    class Later(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return gives(x)
+
+    classifier = dataclasses.replace(load(digits_run, "cpu"), model=Later())
+    with pytest.raises(HastenError, match=message):
+        classifier.predict(eight()[:1])
 
 
 def test_output_that_is_no_number(digits_run: Path) -> None:

@@ -218,7 +218,9 @@ class FakeTimm(types.ModuleType):
         self.calls.append((name, options))
         side = 3 if name == "resnet26" else 1
         return nn.Sequential(
-            nn.Conv2d(options["in_chans"], options["num_classes"], side), nn.Flatten()
+            nn.Conv2d(options["in_chans"], options["num_classes"], side),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
         )
 
 
@@ -236,7 +238,10 @@ def test_timm_gets_classes_channels_and_where_it_takes_it_the_size(
     ]
     assert "timm has no model 'resnet19' (did you mean resnet1" in refused("timm:resnet19")
     message = refused("timm:resnet26", image_size=2)
-    assert "timm:resnet26 cannot take images of 1 channels and 2×2: Calculated padded" in message
+    assert (
+        "timm:resnet26 cannot take images of 1 channels and 2×2: RuntimeError: Calculated padded"
+        in message
+    )
     message = refused("timm:vit_tiny_patch16_224", image_size=8)
     assert "cannot take images of 1 channels and 8×8: image smaller than a patch" in message
 
@@ -304,14 +309,22 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layer(x.flatten(1))
 
+class Pooled(nn.Module):
+    def __init__(self, axis, inputs, outputs):
+        super().__init__()
+        self.axis = axis
+        self.layer = nn.Linear(inputs, outputs)
+    def forward(self, x):
+        return self.layer(x.mean(self.axis))
+
 def some(classes, image_size=1):
-    return nn.Linear(image_size, classes)
+    return Pooled((1, 2), image_size, classes)
 
 def everything(**sizes):
-    return nn.Linear(sizes["channels"], sizes["classes"])
+    return Pooled((2, 3), sizes["channels"], sizes["classes"])
 
 def nothing():
-    return nn.Linear(1, 1)
+    return Pooled((2, 3), 3, 7)
 
 def fails(classes):
     return nn.Linear(1, classes / 0)
@@ -328,21 +341,20 @@ def gives_number():
 
 @pytest.mark.parametrize(
     ("factory", "inputs", "outputs"),
-    [("Net", 3 * 4 * 4, 7), ("some", 4, 7), ("everything", 3, 7), ("nothing", 1, 1)],
+    [("Net", 3 * 4 * 4, 7), ("some", 4, 7), ("everything", 3, 7), ("nothing", 3, 7)],
 )
 def test_a_factory_gets_the_sizes_that_it_takes(
     own: Path, factory: str, inputs: int, outputs: int
 ) -> None:
     model = models.create(f"{own}:{factory}", classes=7, channels=3, image_size=4)
-    layer = model.layer if factory == "Net" else model
-    assert (layer.in_features, layer.out_features) == (inputs, outputs)
+    assert (model.layer.in_features, model.layer.out_features) == (inputs, outputs)
 
 
 def test_what_is_wrong_with_a_file_is_said(own: Path) -> None:
     assert "there is no file" in refused(f"{own.parent}/other.py:Net")
     assert "write path/to/file.py:factory" in refused(str(own))
     message = refused(f"{own}:Nut")
-    assert "has no function 'Nut' (did you mean Net?); it has Sizes, Net, some" in message
+    assert "has no function 'Nut' (did you mean Net?); it has Sizes, Net, Pooled" in message
     assert "gave int, not a torch.nn.Module" in refused(f"{own}:gives_number")
     assert "(return Model(), not Model)" in refused(f"{own}:gives_class")
 
@@ -370,6 +382,92 @@ def test_a_file_that_cannot_be_run_is_named(tmp_path: Path, text: str, reason: s
     message = refused(f"{path}:make")
     assert f"{path} cannot be run {reason}" in message
     assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return self.layer(x)", r"4×4 at line 8: RuntimeError: mat1 and mat2"),
+        ("return self.nothere(x)", r"4×4 at line 8: AttributeError"),
+        ("raise SystemExit", r"4×4 at line 8: SystemExit$"),
+        ("return self.layer(x.flatten(1))[:, :3]", r"gives \[1, 3\] for images \[1, 3, 4, 4\]"),
+        ("return (x,)", r"gives a tuple for .*; it must give scores \[B, classes\], here \[1, 7\]"),
+    ],
+)
+def test_a_model_of_a_file_is_tried_before_any_work(tmp_path: Path, body: str, reason: str) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(48, 7)\n"
+        "        self.drop = torch.nn.Dropout()\n"
+        "    def forward(self, x):\n"
+        f"        {body}\n"
+    )
+    with pytest.raises(UsageError, match=reason):
+        models.create(f"{path}:Net", classes=7, channels=3, image_size=4)
+
+
+def test_the_trial_leaves_a_model_and_the_generator_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer, self.kept = torch.nn.Linear(48, 7), None\n"
+        "        self.norm = torch.nn.BatchNorm1d(48)\n"
+        "    def forward(self, x):\n"
+        "        if self.kept is None:\n"
+        "            self.kept = torch.rand(48)\n"
+        "        return self.layer(self.norm(x.flatten(1)) * self.kept)\n"
+    )
+    torch.manual_seed(0)
+    model = models.create(f"{path}:Net", classes=7, channels=3, image_size=4)
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    nn.Linear(48, 7)
+    assert torch.equal(drawn, torch.rand(1))
+    assert model.training
+    assert model.norm.num_batches_tracked == 0
+    model(torch.rand(2, 3, 4, 4)).sum().backward()  # what it kept serves training
+
+
+@pytest.mark.parametrize(
+    ("text", "where"), [("", " cannot be run at line 2"), ("def make():\n ", "")]
+)
+def test_a_file_that_exits(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text(f"import sys\n{text}sys.exit(3)\n")
+    assert f"{where}: SystemExit: 3" in refused(f"{path}:make").replace(" failed at line 3", "")
+
+
+def test_shapes_without_numbers_and_without_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "from torch import nn\n"
+        "def lazy(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(7))\n"
+        "def meta(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 7, device='meta'))\n"
+    )
+    assert "is on the device meta" in refused(f"{path}:meta")
+    lazy = models.create(f"{path}:lazy", classes=7, channels=3, image_size=4)
+    assert isinstance(lazy[1], nn.LazyLinear)  # the trainer has words for it
+
+
+def test_where_a_model_failed_later(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text("def late():\n    raise ValueError('too late')\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    try:
+        scope["late"]()
+    except ValueError as error:
+        said = models.failure(f"{path}:Net", error)
+        assert models.failure(f"{tmp_path}/other.py:Net", error) is None
+        assert models.failure("small", error) is None
+    assert said == f"--model {path}:Net failed at line 2: ValueError: too late"
 
 
 # --- from a checkpoint's description -----------------------------------------------------------

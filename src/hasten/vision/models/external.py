@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hasten.errors import UsageError
 
@@ -52,7 +53,10 @@ def from_timm(name: str, *, classes: int, channels: int, image_size: int) -> nn.
             model = timm.create_model(name, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise _cannot_build(f"timm:{name}", channels, image_size, error) from error
-    return _tried(_module(model, f"timm:{name}"), f"timm:{name}", channels, image_size)
+    what = f"timm:{name}"
+    return _tried(
+        _module(model, what), what, classes=classes, channels=channels, image_size=image_size
+    )
 
 
 def from_torchvision(name: str, *, classes: int, channels: int, image_size: int) -> nn.Module:
@@ -76,7 +80,8 @@ def from_torchvision(name: str, *, classes: int, channels: int, image_size: int)
         raise _cannot_build(f"torchvision:{name}", channels, image_size, error) from error
     if channels != 3:
         _replace_first_convolution(model, channels, f"torchvision:{name}")
-    return _tried(model, f"torchvision:{name}", channels, image_size)
+    what = f"torchvision:{name}"
+    return _tried(model, what, classes=classes, channels=channels, image_size=image_size)
 
 
 def from_file(spec: str, **sizes: int) -> nn.Module:
@@ -102,11 +107,24 @@ def from_file(spec: str, **sizes: int) -> nn.Module:
         )
     try:
         model = factory(**_accepted(factory, sizes))
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise UsageError(
-            f"--model {spec}: {name} failed{_where(error, path)}: {type(error).__name__}: {error}"
+            f"--model {spec}: {name} failed{_where(error, path)}: {_told(error)}"
         ) from error
-    return _module(model, f"--model {spec}")
+    return _tried(_module(model, f"--model {spec}"), f"--model {spec}", path=path, **sizes)
+
+
+def failure(spec: str, error: BaseException) -> str | None:
+    """Where and how a model of the user's file failed; None if the error is not from there.
+
+    Args:
+        spec: the model's name, of any kind.
+        error: what was raised while the model was used.
+    """
+    match = _FILE.fullmatch(spec)
+    if match is None or not (where := _where(error, Path(match["path"]))):
+        return None
+    return f"--model {spec} failed{where}: {_told(error)}"
 
 
 def _load(path: Path, spec: str) -> ModuleType:
@@ -120,11 +138,10 @@ def _load(path: Path, spec: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[module_name]
         raise UsageError(
-            f"--model {spec}: {path} cannot be run{_where(error, path)}: "
-            f"{type(error).__name__}: {error}"
+            f"--model {spec}: {path} cannot be run{_where(error, path)}: {_told(error)}"
         ) from error
     return module
 
@@ -140,7 +157,12 @@ def _accepted(factory: Callable[..., Any], sizes: dict[str, int]) -> dict[str, i
     return {key: value for key, value in sizes.items() if key in named}
 
 
-def _where(error: Exception, path: Path) -> str:
+def _told(error: BaseException) -> str:
+    said = str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _where(error: BaseException, path: Path) -> str:
     """`` at line N`` of the user's file, the last line of it that the error came through."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     trace = error.__traceback__
@@ -177,17 +199,45 @@ def _library(module: str, package: str) -> Any:
         ) from error
 
 
-def _tried(model: nn.Module, what: str, channels: int, image_size: int) -> nn.Module:
-    """Run one black image through, because many networks have a smallest size and no word for it.
+def _tried(
+    model: nn.Module,
+    what: str,
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    path: Path | None = None,
+) -> nn.Module:
+    """Run one black image through: what is wrong with a model is said before any work is done.
 
-    In evaluation mode and without gradients, so that neither weights nor counters change.
+    Many networks have a smallest size and no word for it, and a model of the user's may do
+    anything. In evaluation mode and without gradients, so that neither weights nor counters
+    change; the generator of random numbers is put back.
     """
+    parameter = next(model.parameters(), torch.empty(0))
+    if any(is_lazy(each) for each in model.parameters()):
+        return model  # shapes are taken at the first call, which is not to be this one
+    if parameter.is_meta:
+        raise UsageError(f"{what} is on the device meta, which holds shapes without numbers")
+    images = torch.zeros(1, channels, image_size, image_size, device=parameter.device)
     training = model.training
     try:
-        with torch.inference_mode():
-            model.eval()(torch.zeros(1, channels, image_size, image_size))
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-        raise _cannot_build(what, channels, image_size, error) from error
+        # Not inference mode: tensors that a model keeps from its first call must serve training.
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            scores = model.eval()(images)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        where = _where(error, path) if path is not None else ""
+        raise UsageError(
+            f"{what} cannot take images of {channels} channels and"
+            f" {image_size}×{image_size}{where}: {_told(error)}"
+        ) from error
+    if not isinstance(scores, torch.Tensor) or scores.shape != (1, classes):
+        kind = type(scores).__name__
+        given = list(scores.shape) if isinstance(scores, torch.Tensor) else f"a {kind}"
+        raise UsageError(
+            f"{what} gives {given} for images {list(images.shape)}; it must give scores"
+            f" [B, classes], here {[1, classes]}"
+        )
     return model.train(training)
 
 
