@@ -1,13 +1,12 @@
 # Needs nothing but Python 3.11 or later and make; everything is installed into .venv.
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p) 2>/dev/null)))
 BIN := .venv/bin
-RUN ?= runs/first
 
 .PHONY: train test lint types unit bench clean
 
 train: .venv/installed
 	$(BIN)/hasten train --epochs 10
-	@echo "The report of the run just made is the newest runs/*/report.html; open it in a browser."
+	@echo "Open the report.html of that folder in a browser."
 
 test: lint types unit
 

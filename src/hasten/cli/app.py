@@ -16,7 +16,7 @@ from hasten.cli.devices import devices
 from hasten.cli.evaluate import evaluate
 from hasten.cli.predict import predict
 from hasten.cli.train import train
-from hasten.errors import HastenError
+from hasten.errors import HastenError, Interrupted
 
 # click's own error class, wherever the installed typer has click from (a copy of its own, or not).
 _WRONG_USAGE: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -85,6 +85,8 @@ def _run(arguments: list[str] | None) -> int:
         if result == _CTRL_C:  # typer returns this for a KeyboardInterrupt, and says nothing
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
+    except Interrupted as stop:  # asked for, and nothing is lost: no error
+        return _say(str(stop), stop.exit_status)
     except HastenError as error:
         return _say(f"error: {error}", error.exit_status)
     except typer.Exit as stop:

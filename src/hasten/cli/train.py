@@ -190,10 +190,7 @@ def report(trained: Any, folder: Path, stream: Any) -> None:
         typer.echo(text, file=stream)
 
     if result.val_accuracy is not None:
-        say(f"Validation accuracy: {result.val_accuracy:.2%}")
-    if result.saturation is not None:
-        say(f"Saturation: {result.saturation:.0%} of the speed with data already on the device")
-    say(f"Feed: {result.feed}")
+        say(f"Validation accuracy: {result.val_accuracy:.2%}{best(result.history)}")
     if result.verdict is not None:
         say(render(result.verdict))
     problems = trained.data.problems.summary()
@@ -202,6 +199,15 @@ def report(trained: Any, folder: Path, stream: Any) -> None:
     for line in trained.skipped[:5]:
         say(f"Skipped sample {line}")
     say(f"Run: {folder} (report.html, model.safetensors, checkpoints/)")
+
+
+def best(history: Any) -> str:
+    """A word on the best epoch, where the last was not it."""
+    known = [epoch for epoch in history if epoch.val_accuracy is not None]
+    top = max(known, key=lambda epoch: epoch.val_accuracy)
+    if top.val_accuracy <= known[-1].val_accuracy:
+        return ""
+    return f" (best: {top.val_accuracy:.2%} in epoch {top.epoch}, which hasten evaluate takes)"
 
 
 def as_json(trained: Any, model: str) -> dict[str, Any]:

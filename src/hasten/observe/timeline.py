@@ -68,6 +68,40 @@ class StepSummary:
     """Share of sampled steps at whose end the device still had work queued by the host: near 1
     the device sets the pace, near 0 the host does."""
 
+    def plus(self, other: StepSummary) -> StepSummary:
+        """Both stretches as one; its medians are the means of theirs, by steps."""
+        steps = self.steps + other.steps
+
+        def mean(mine: float, its: float, my_weight: int, its_weight: int) -> float:
+            weight = my_weight + its_weight
+            return (mine * my_weight + its * its_weight) / weight if weight else 0.0
+
+        sampled = [part for part in (self, other) if part.device is not None]
+        device, behind = None, None
+        for part in sampled:
+            device, behind = part.device, part.device_behind
+        if len(sampled) == 2 and self.device is not None and other.device is not None:
+            weights = self.device_steps, other.device_steps
+            device = {k: mean(self.device[k], other.device[k], *weights) for k in self.device}
+            behind = mean(self.device_behind or 0.0, other.device_behind or 0.0, *weights)
+        return StepSummary(
+            steps=steps,
+            samples=self.samples + other.samples,
+            seconds=self.seconds + other.seconds,
+            phases={
+                name: PhaseTime(
+                    median_s=mean(
+                        phase.median_s, other.phases[name].median_s, self.steps, other.steps
+                    ),
+                    total_s=phase.total_s + other.phases[name].total_s,
+                )
+                for name, phase in self.phases.items()
+            },
+            device=device,
+            device_steps=self.device_steps + other.device_steps,
+            device_behind=behind,
+        )
+
     @property
     def samples_per_s(self) -> float:
         """Samples a second; 0 for an empty stretch."""

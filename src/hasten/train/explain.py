@@ -44,9 +44,10 @@ def errors(run: Run, trainer: Trainer) -> Iterator[None]:
             loss = trainer.loss if isinstance(trainer.loss, torch.nn.Module) else None
             devices.same_device(model=trainer.model, loss=loss, batch=run.last_batch)
         if run.settings.compile and type(error).__module__.startswith(("torch._", "triton")):
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            why = " ".join(lines[:2]) or type(error).__name__  # the reason is often in the second
             raise HastenError(
-                f"torch.compile failed: {first}\nIt needs a C++ compiler on the CPU (g++) and"
+                f"torch.compile failed: {why}\nIt needs a C++ compiler on the CPU (g++) and"
                 " Triton on a GPU; train without --compile, or install what is missing"
             ) from error
         raise

@@ -130,7 +130,8 @@ def write_json(path: Path, content: Any) -> None:
     """
     try:
         with atomic.new_file(path) as temporary:
-            text = json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+            # ASCII: a path may hold bytes that are no text, which UTF-8 cannot write.
+            text = json.dumps(content, indent=1, default=str) + "\n"
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise HastenError(f"cannot write {path}: {error.strerror}; nothing else is lost") from error

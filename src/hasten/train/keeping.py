@@ -33,6 +33,8 @@ from hasten.train.source import Source, close
 from hasten.train.spent import Spent
 from hasten.train.window import Window
 
+_TELLING_STEPS = 50
+
 
 def device_line(device: torch.device) -> str:
     """What is said first: ``Using device: cuda:0 (NVIDIA H200)``."""
@@ -196,13 +198,18 @@ class Keeper:
                 stack.callback(self._release)
                 if not again:
                     self._resume(self._writer)
-                self._writer.write_config(states.describe(self, total))
+                self.write_config()
             else:
                 stack.callback(self._release)
             stack.enter_context(self.progress)
             stack.enter_context(self._signals)
             self._saved_s = self.settings.clock()
             yield
+
+    def write_config(self) -> None:
+        """Write what is settled of the run into its folder's ``config.json``."""
+        if self._writer is not None:
+            self._writer.write_config(states.describe(self, self.planned_epochs))
 
     def begin_epoch(self) -> None:
         """Begin the epoch, or the rest of one that was resumed in its middle."""
@@ -387,7 +394,11 @@ class Keeper:
     def _spent_by_now(self) -> Spent:
         if self._mark is None:
             return self.spent
-        self.last_summary = summary = self.timeline.summary(self._mark)
+        summary = self.timeline.summary(self._mark)
+        before = self.last_summary
+        # Epochs of few steps tell only together.
+        together = before is not None and summary.steps < _TELLING_STEPS
+        self.last_summary = before.plus(summary) if before is not None and together else summary
         self._mark = self.timeline.mark()
         return self.spent.plus(summary)
 

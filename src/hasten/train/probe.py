@@ -56,7 +56,7 @@ def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
     with rng_kept(run.device), undisturbed(*run.modules):
         for choice in choices:
             time_at(choice)
-        rounds = max(3, min(_MOST_ROUNDS, int(_BUDGET_S / max(warm_s, 1e-9))))
+        rounds = max(5, min(_MOST_ROUNDS, int(_BUDGET_S / max(warm_s, 1e-9))))
         chosen = fastest(choices, time_at, rounds=rounds)
     set_layout(trainer.model, run.precision.channels_last)
     remembered.keep(key, chosen)

@@ -7,7 +7,9 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP: the terminal or the connection was closed. Windows has none.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_WATCHED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class StopSignals:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import Dataset, IterableDataset
 
 from hasten.devices import move
-from hasten.errors import CheckpointError, DataError
+from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader
 from hasten.train.seed import rng_state, set_rng_state
 
@@ -23,6 +24,12 @@ class Source:
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
+        given: object = loader
+        if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
+            raise UsageError(
+                f"this {type(loader).__name__} is a data set, which gives single samples; give"
+                " batches of it: hasten.Loader(dataset, batch_size=64, shuffle=True)"
+            )
         self.loader = loader
         self.device = device
         self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None

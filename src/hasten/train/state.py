@@ -93,6 +93,13 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
                 " prepare the same ones in the same order"
             )
     _apply_precision(run, Precision.from_json(saved.meta["precision"]))
+    for scheduler, state in zip(run.schedulers, training["schedulers"], strict=True):
+        planned, laid_out = getattr(scheduler, "total_steps", 0), state.get("total_steps", 0)
+        if planned > laid_out:
+            raise CheckpointError(
+                f"the learning rate in {source} follows {type(scheduler).__name__} over"
+                f" {laid_out} steps, so it cannot go on to {planned}: keep the number of epochs"
+            )
     for module, state in zip(run.modules, states, strict=True):
         weights.load_into(module, state, source=source)
     for optimizer, state in zip(run.optimizers, training["optimizers"], strict=True):

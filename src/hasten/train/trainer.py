@@ -278,6 +278,7 @@ class Trainer:
         chosen = probe.choose(run, self, batch)
         run.set_precision(chosen)
         run.say(f"Precision: {chosen}")
+        run.write_config()
 
     def _evaluate(self, run: Run, loader: Iterable[Any]) -> Evaluation:
         evaluation = evaluate(run, self.model, self.loss, loader, self._metrics)

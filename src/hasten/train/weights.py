@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -119,6 +120,13 @@ def load_into(model: nn.Module, state: Mapping[str, Any], *, source: str) -> lis
     return matched.notes
 
 
+def _umask() -> int:
+    """The process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
 def export(model: nn.Module, path: str | Path, metadata: Mapping[str, str]) -> None:
     """Write the weights as a safetensors file, whole or not at all.
 
@@ -151,6 +159,7 @@ def export(model: nn.Module, path: str | Path, metadata: Mapping[str, str]) -> N
     try:
         with atomic.new_file(path) as temporary:
             library.torch.save_file(tensors, str(temporary), metadata=header)
+            temporary.chmod(0o666 & ~_umask())  # the library makes it the owner's alone
     except OSError as error:
         raise manifest.failure("save", path, error) from error
     except library.SafetensorError as error:

@@ -28,7 +28,7 @@ from hasten.train.checkpoint import FOLDER
 from hasten.train.folder import CONFIG, refuse_run
 from hasten.train.keeping import device_line
 from hasten.train.seed import seed_everything
-from hasten.train.settings import Sink
+from hasten.train.settings import RunSettings, Sink
 from hasten.vision import data as image_data
 from hasten.vision import gallery, models
 from hasten.vision.data import ImageData
@@ -116,6 +116,17 @@ class TrainSettings:
             raise UsageError(f"weight-decay is {self.weight_decay}: a number from 0 up")
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {self.seed}: a whole number from 0 to 2^64 - 1")
+        if not self.data:
+            raise UsageError("the data is an empty name; give digits, fashion-mnist or a folder")
+        # What the run would refuse later is refused before the data is loaded.
+        RunSettings(
+            precision=self.precision,
+            accumulate=self.accumulate,
+            clip_norm=self.clip_norm,
+            checkpoint_every=self.checkpoint_every,
+            keep=self.keep,
+            log_every=self.log_every,
+        )
         if self.channels_last not in ("auto", "on", "off"):
             raise UsageError(f"channels-last is {self.channels_last!r}: auto, on or off")
 

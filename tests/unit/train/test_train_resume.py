@@ -643,3 +643,34 @@ def test_a_folder_removed_under_the_run_is_said(tmp_path: Path):
     with pytest.raises(HastenError, match=r"metrics\.jsonl.*removed or moved") as error:
         training.fit(loader(), epochs=2)
     assert any("report" in note for note in getattr(error.value, "__notes__", []))
+
+
+def test_a_schedule_is_not_gone_beyond(tmp_path: Path) -> None:
+    def trainer(resume: bool) -> hasten.Trainer:
+        return hasten.Trainer(
+            nn.Linear(4, 2),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=torch.optim.SGD,
+            lr=0.1,
+            scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, 0.1, total_steps=steps + 1
+            ),
+            schedule_per="step",
+            device="cpu",
+            precision="float32",
+            folder=tmp_path / "run",
+            resume=resume,
+            progress="off",
+        )
+
+    batches = [(torch.randn(8, 4), torch.randint(0, 2, (8,))) for _ in range(5)]
+    trainer(False).fit(batches, epochs=1)
+    with pytest.raises(hasten.CheckpointError, match="OneCycleLR over 6 steps"):
+        trainer(True).fit(batches, epochs=2)
+
+
+def test_a_data_set_in_place_of_a_loader_is_refused() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.zeros(8).long())
+    trainer = hasten.Trainer(nn.Linear(4, 2), loss=nn.CrossEntropyLoss(), progress="off")
+    with pytest.raises(hasten.UsageError, match=r"hasten\.Loader\(dataset"):
+        trainer.fit(data, epochs=1)
