@@ -1,0 +1,168 @@
+"""Tensors of several devices in one operator: refused, repaired or allowed, as CUDA would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hasten.simulate import current, placement
+from hasten.simulate.frames import locate
+from hasten.simulate.records import Mismatch, MismatchInfo, Operand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hasten.simulate.plan import Plan
+    from hasten.simulate.session import Session
+
+_Tensor = torch.Tensor
+
+
+class Repair(BaseException):
+    """Asks the intercepted call to move these host tensors to the device and to begin again."""
+
+    def __init__(self, operands: list[torch.Tensor], index: int) -> None:
+        super().__init__()
+        self.operands = operands
+        self.index = index
+
+
+def tensors(
+    plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Each tensor of a call: the argument's name, the role to print, the tensor."""
+    given = [*zip(plan.names, args, strict=False), *kwargs.items()]
+    for name, value in given:
+        if isinstance(value, _Tensor):
+            yield name, name, value
+        elif isinstance(value, (list, tuple)):
+            for position, x in enumerate(value):
+                if isinstance(x, _Tensor):
+                    yield name, f"{name}[{position}]", x
+
+
+def has_mask(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an indexing call has a boolean mask on the device, whose True values it counts."""
+    indices = plan.value("indices", args, kwargs)
+    return any(
+        isinstance(x, _Tensor) and x.dtype in (torch.bool, torch.uint8) and not x.is_cpu
+        for x in indices or ()
+    )
+
+
+def check(session: Session, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse, or repair, host tensors that CUDA would not take beside device tensors.
+
+    Raises:
+        RuntimeError: a host tensor is where CUDA takes none.
+    """
+    if plan.host_all:
+        return
+    found = list(tensors(plan, args, kwargs))
+    bad = [
+        (name, role, x)
+        for name, role, x in found
+        if x.is_cpu and not _allowed(plan, name, x)
+    ]
+    scalars = [x for name, _, x in found if x.is_cpu and name not in plan.host]
+    if not bad and not (plan.indexing and _indexes_host(plan, args, kwargs)):
+        if plan.scalars and len(scalars) == len(found):
+            return
+        return
+    _refuse(session, plan, found, bad)
+
+
+def _indexes_host(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    indexed = plan.value("self", args, kwargs)
+    return isinstance(indexed, _Tensor) and indexed.is_cpu
+
+
+def _allowed(plan: Plan, name: str, x: torch.Tensor) -> bool:
+    if name in plan.host:
+        return True
+    if x.dim():
+        return False
+    if name in plan.host_scalars:
+        return True
+    return plan.scalars and name not in plan.device_only and name not in plan.writes
+
+
+def _refuse(
+    session: Session,
+    plan: Plan,
+    found: list[tuple[str, str, torch.Tensor]],
+    bad: list[tuple[str, str, torch.Tensor]],
+) -> None:
+    name, first, second = _words(session, plan, found, bad)
+    message = placement.refusal(
+        plan.name, plan.overload, name, first, second, structured=plan.structured
+    )
+    operands = tuple(
+        Operand(role=role, tensor=x, device=session.device_name(x)) for _, role, x in found
+    )
+    index = next((session.index_of(x) for _, _, x in found if not x.is_cpu), 0)
+    where = locate()
+    answer = "raise"
+    if session.on_mismatch is not None:
+        info = MismatchInfo(op=plan.name, operands=operands, message=message, location=where)
+        answer = session.on_mismatch(info)
+    session.record(
+        Mismatch(op=plan.name, message=message, location=where, repaired=answer == "repair")
+    )
+    if answer != "repair":
+        raise RuntimeError(message)
+    if current.thread.repairing:
+        raise Repair([x for _, _, x in bad], index)
+
+
+def _words(
+    session: Session,
+    plan: Plan,
+    found: list[tuple[str, str, torch.Tensor]],
+    bad: list[tuple[str, str, torch.Tensor]],
+) -> tuple[str, str, str]:
+    """The argument to blame and the two devices, in the order in which CUDA names them."""
+    if plan.indexing and not any(name == "values" for name, _, _ in bad):
+        return "indices", "cpu", "cuda"
+    device = next(session.device_name(x) for _, _, x in found if not x.is_cpu)
+    if plan.scalars or plan.base == "masked_fill":
+        return bad[0][0], device, "cpu"
+    strict = [(name, x) for name, _, x in found if name not in plan.host]
+    settled = session.device_name(strict[0][1])
+    for name, x in strict:
+        own = session.device_name(x)
+        if own != settled:
+            return name, settled, own
+    return bad[0][0], device, "cpu"
+
+
+def settle(
+    session: Session,
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    simulated: list[torch.Tensor],
+) -> int:
+    """Which of several simulated devices an operator runs on; refuse tensors of two of them.
+
+    Raises:
+        RuntimeError: the tensors lie on two simulated devices.
+    """
+    if not simulated:
+        return current.thread.device
+    index = session.index_of(simulated[0])
+    for x in simulated:
+        if session.index_of(x) != index and not plan.host_all:
+            found = list(tensors(plan, args, kwargs))
+            strict = [
+                entry
+                for entry in found
+                if not entry[2].is_cpu
+                and session.index_of(entry[2]) != index
+                and not (entry[2].dim() == 0 and entry[0] in plan.host_scalars)
+            ]
+            if strict:
+                _refuse(session, plan, found, strict)
+            break
+    return index
