@@ -1,0 +1,252 @@
+"""The process that runs the script: `python -c "from ... import main; main()" FOLDER`.
+
+The folder holds the request; the outcome is written beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hasten.errors import HastenError
+from hasten.script.rehearsal.request import Ending, Outcome, Request
+
+REQUEST, OUTCOME = "request.json", "outcome.json"
+_DEVICE_WORDS = (
+    "Expected all tensors to be on the same device",
+    "Cannot re-initialize CUDA",
+    "device type tensor to numpy",
+    "CUDA out of memory",
+    "CUDA error",
+)
+
+
+class Rehearsal:
+    """The script, the simulation around it, and everything that watches."""
+
+    def __init__(self, request: Request, folder: Path) -> None:
+        from hasten.script.rehearsal.borders import Borders, Habits
+        from hasten.script.rehearsal.causes import Causes
+        from hasten.script.rehearsal.collected import Collected
+        from hasten.script.rehearsal.evaluation import Evaluation
+        from hasten.script.rehearsal.files import Overlay
+        from hasten.script.rehearsal.graphs import Graphs
+        from hasten.script.rehearsal.guard import Guard
+        from hasten.script.rehearsal.loaders import Loaders
+        from hasten.script.rehearsal.loops import Loops
+        from hasten.script.rehearsal.modules import Modules
+        from hasten.script.rehearsal.origins import Origins
+        from hasten.script.rehearsal.places import Territory
+        from hasten.script.rehearsal.running import Program
+        from hasten.script.rehearsal.saving import Saving
+        from hasten.script.rehearsal.steps import Steps
+        from hasten.script.rehearsal.waits import Waits
+
+        self.request, self.folder = request, folder
+        self.program = Program(request)
+        self.territory = Territory(self.program.folder)
+        self.collected = Collected(str(Path.cwd()))
+        self.modules = Modules(self.territory)
+        self.loops = Loops(request.steps, lambda: self.modules.depth > 0)
+        self.origins = Origins(self.territory)
+        self.causes = Causes(self.territory, self.origins, self.modules, self.collected)
+        self.waits = Waits(self.territory, self.origins, self.collected)
+        self.steps = Steps(
+            self.territory, self.loops, self.modules, self.collected, self._quietly
+        )
+        self.evaluation = Evaluation(self.collected, self.modules)
+        self.loaders = Loaders(
+            self.territory, self.origins, self.collected, request.steps, lambda: self.steps.count
+        )
+        self.borders = Borders(self.territory, self.origins, self.collected)
+        self.habits = Habits(self.territory, self.modules, self.collected)
+        self.saving = Saving(self.territory, self.collected, self.steps)
+        self.graphs = Graphs(self.territory, self.collected)
+        self.overlay = None if request.keep else Overlay(folder)
+        self.guard = Guard(request.timeout_s, self.territory, self._give_up)
+        self.ending: Ending = "finished"
+        self.error = ""
+        self.said: list[str] = []
+
+    @contextlib.contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Read device values without the watchers seeing it."""
+        events = self.simulation.events
+        kept, self.waits.quiet = len(events), True
+        try:
+            yield
+        finally:
+            self.waits.quiet = False
+            del events[kept:]
+
+    def run(self) -> None:
+        """Run the script to its end, whatever that is."""
+        import torch._dynamo  # optimizers import it when first made; it is to see the real device
+
+        import hasten.simulate
+
+        make: Any = hasten.simulate
+        with make.simulate(
+            devices=self.request.devices, on_mismatch=self.causes.mismatch
+        ) as self.simulation:
+            self._install()
+            self.guard.start()
+            with self.origins:
+                self._run()
+            self.guard.end()
+            self._tell()
+
+    def _install(self) -> None:
+        self.modules.install(self.evaluation.called)
+        self.steps.install(self.causes)
+        self.steps.listeners += [
+            self.waits.step,
+            self.habits.step,
+            self.graphs.step,
+            self.evaluation.step,
+        ]
+        self.steps.backward_listeners.append(self.evaluation.backward)
+        self.loaders.install()
+        self.borders.install()
+        self.habits.install()
+        if self.overlay is not None:
+            self.overlay.install()
+        self.saving.install()
+        self.loops.install(self.territory.holds)
+        self.waits.follow(self.simulation.events)
+
+    def _run(self) -> None:
+        from hasten.script.rehearsal.guard import Stop
+
+        try:
+            self.program.run()
+        except Stop:
+            self.ending = "time"
+        except SystemExit as stop:
+            self._exited(stop)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._failed(error)
+        if self.guard.reason:
+            self.ending = "time"
+
+    def _exited(self, stop: SystemExit) -> None:
+        if stop.code is None or stop.code == 0:
+            return
+        self.ending = "failed"
+        if isinstance(stop.code, int):
+            self.error = f"SystemExit: {stop.code}"
+            self.said.append(f"the script itself ended with exit status {stop.code}")
+        else:
+            self.error = str(stop.code)
+            self.said.append("the script itself ended with a message")
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = self._as_python_prints(error)
+        text = str(error)
+        self.ending = "device" if any(word in text for word in _DEVICE_WORDS) else "failed"
+        if self.ending == "device":
+            self._tell_device_error(error)
+
+    def _tell_device_error(self, error: BaseException) -> None:
+        frames = [
+            entry
+            for entry in traceback.extract_tb(error.__traceback__)
+            if self.territory.holds(entry.filename)
+        ]
+        if frames:
+            last = frames[-1]
+            self.collected.add(
+                "HST115",
+                last.filename,
+                last.lineno or 1,
+                f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                fix="bring the tensors to one device; the script could not go on from here",
+            )
+
+    def _as_python_prints(self, error: BaseException) -> str:
+        """The traceback without the frames of this package."""
+        shown = traceback.TracebackException.from_exception(error)
+        own = str(Path(__file__).parents[2])
+        at: traceback.TracebackException | None = shown
+        for _ in range(16):
+            if at is None:
+                break
+            kept = [entry for entry in at.stack if not entry.filename.startswith(own)]
+            at.stack = traceback.StackSummary.from_list(kept)
+            at = at.__cause__ or at.__context__
+        return "".join(shown.format())
+
+    def _tell(self) -> None:
+        for watcher in (self.waits, self.habits, self.loaders, self.evaluation):
+            watcher.tell()
+
+    def _give_up(self) -> None:
+        """Called by the guard's thread when the script does not stop."""
+        self.ending = "time"
+        self._tell()
+        self.write()
+
+    def outcome(self) -> Outcome:
+        """What came of it."""
+        said = list(self.said)
+        if self.guard.reason:
+            said.append(self.guard.reason)
+        if not self.steps.count and self.ending in ("finished", "enough"):
+            said.append(
+                "the script made no optimizer step: what happens in a training step was not seen"
+            )
+        cut = len(self.loops.cut)
+        if cut:
+            said.append(
+                f"{cut} {'loop was' if cut == 1 else 'loops were'} ended early, after "
+                f"{self.request.steps} optimizer steps or two epochs"
+            )
+        if self.overlay is not None and self.overlay.written:
+            said.append("files that the script wrote went to a temporary folder (--keep keeps them)")
+        return Outcome(
+            findings=tuple(self.collected.all()),
+            steps=self.steps.count,
+            ending=self.ending,
+            said=tuple(said),
+            error=self.error,
+        )
+
+    def write(self) -> None:
+        """Write the outcome beside the request."""
+        text = self.outcome().to_json()
+        descriptor = os.open(self.folder / OUTCOME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+
+
+def main() -> None:
+    """Run what the folder in the arguments asks for."""
+    folder = Path(sys.argv[1])
+    request = Request.from_json((folder / REQUEST).read_text())
+    if sys.path and sys.path[0] == "":
+        del sys.path[0]  # put there for `-c`; the script's own folder takes its place
+    temporary = folder / "tmp"
+    if not request.keep:
+        temporary.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    rehearsal = None
+    try:
+        rehearsal = Rehearsal(request, folder)
+        rehearsal.run()
+        rehearsal.write()
+    except HastenError as error:
+        (folder / OUTCOME).write_text(Outcome(ending="died", error=str(error)).to_json())
+    except KeyboardInterrupt:
+        os._exit(130)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads and worker processes of the script are not waited for: it may have been stopped.
+    os._exit(0)
