@@ -102,8 +102,10 @@ def register() -> None:
     """Register the rules once a process; they serve tensors on the simulated device alone."""
     if _library:
         return
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     library = torch.library.Library("aten", "IMPL")
-    _library.append(library)
+    _library.extend((library, others))
     known = set(torch._C._dispatch_get_all_op_names())
     groups = (("lower", _LOWER), ("float32", _FLOAT32), ("set", _SET_DTYPE), ("promote", _PROMOTE))
     for how, names in groups:

@@ -213,7 +213,6 @@ def cuda_functions() -> dict[str, Any]:
         "init": _lazy_init,
         "_lazy_init": _lazy_init,
         "_is_in_bad_fork": lambda: bool(_session().bad_fork),
-        "_is_compiled": lambda: True,
         "device_count": lambda: count,
         "current_device": lambda: (_lazy_init(), current.thread.device)[1],
         "set_device": _set_device,

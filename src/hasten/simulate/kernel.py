@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _Tensor = torch.Tensor
 _CPU = torch.device("cpu")
+HOST = -1
+"""Stands for the index of a device where a call asks for a result on the host."""
 _nested = (torch.Tensor, list, tuple)
 _set_data = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_function_stack
@@ -52,7 +54,7 @@ def _execute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if host and simulated:
         mixing.check(session, plan, args, kwargs)
     if not session.many:
-        index = 0
+        index = index or 0
     elif index is None:
         index = mixing.settle(session, plan, args, kwargs, simulated)
     if plan.seeded:
@@ -61,6 +63,8 @@ def _execute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = _with_outs(plan, raw_args, raw_kwargs, kwargs)
     else:
         result = plan.op(*raw_args, **raw_kwargs)
+    if index == HOST:
+        return result
     session.launch(plan, index, raw_args, result)
     if plan.waits is not None:
         session.wait(plan.waits, index)
@@ -107,6 +111,8 @@ def _take_device(kwargs: dict[str, Any], raw_kwargs: dict[str, Any]) -> int | No
     if target is None:
         return None
     raw_kwargs["device"] = _CPU
+    if target.type == "cpu":
+        return HOST
     index: int | None = target.index
     return index
 

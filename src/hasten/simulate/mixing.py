@@ -127,7 +127,7 @@ def _words(
         return "indices", "cpu", "cuda"
     device = next(session.device_name(x) for _, _, x in found if not x.is_cpu)
     if plan.scalars or plan.base == "masked_fill":
-        return bad[0][0], device, "cpu"
+        return bad[0][0], device, session.device_name(bad[0][2])
     strict = [(name, x) for name, _, x in found if name not in plan.host]
     settled = session.device_name(strict[0][1])
     for name, x in strict:

@@ -11,6 +11,7 @@ from hasten.simulate import current
 from hasten.simulate.backend import on_host, strided, view_like
 from hasten.simulate.kernel import execute, rebind
 from hasten.simulate.plan import Plan, plan_of
+from hasten.simulate.recurrent import CELLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,6 +186,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": _pack,
     "_efficientzerotensor": _zero_tensor,
     "_fused_sdp_choice": _attention_choice,
+    **CELLS,
 }
 
 
@@ -225,6 +227,7 @@ def register() -> None:
     listed = torch._C._dispatch_get_registrations_for_dispatch_key
     host = {
         *listed("CPU"),
+        *(f"aten::{name}" for name in _OWN),
         *(x for x in listed("CompositeExplicitAutograd") if x.startswith("aten::")),
         *(x for x in listed("CompositeExplicitAutogradNonFunctional") if x.startswith("aten::")),
     }

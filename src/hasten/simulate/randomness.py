@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from hasten.simulate.plan import Plan
 
 _DEFAULT_SEED = 67280421310721  # PyTorch's
+
+
+# By the address of PyTorch's object: kernels are handed another Python object for it.
+_known: weakref.WeakValueDictionary[int, DeviceGenerator] = weakref.WeakValueDictionary()
 
 
 class DeviceGenerator(torch._C.Generator):
@@ -37,6 +42,7 @@ def made(index: int) -> DeviceGenerator:
     """A generator of the given device, seeded as PyTorch seeds a new one."""
     generator = DeviceGenerator()
     generator.index = index
+    _known[generator._cdata] = generator
     generator.manual_seed(_DEFAULT_SEED)
     return generator
 
@@ -65,7 +71,7 @@ class Randomness:
             given = plan.value("generator", tuple(args), kwargs)
             if given is None:
                 return plan.op(*args, **kwargs | {"generator": self.generators[index]})
-            if not isinstance(given, DeviceGenerator):
+            if given._cdata not in _known:
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
             return plan.op(*args, **kwargs)
         own, default = self.generators[index], torch.default_generator

@@ -50,6 +50,38 @@ def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(x, *rest, **kwargs)
 
 
+def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, value = args
+    if isinstance(value, _Tensor) and x.is_cpu != value.is_cpu:
+        move_in_place(x, value)
+        return None
+    return func(*args, **kwargs)
+
+
+def move_in_place(x: torch.Tensor, value: torch.Tensor) -> None:
+    """``x.data = value`` where only one of them is simulated: the same object, other memory.
+
+    PyTorch itself allows this between CPU and CUDA, not between CPU and the spare backend.
+    """
+    grad = x.grad if x.is_leaf else None
+    fresh = value.detach()
+    fresh.requires_grad_(x.requires_grad)
+    if grad is not None:
+        moved = grad.detach().to(_raw_device(value))
+        if grad.is_cpu != moved.is_cpu:
+            move_in_place(grad, moved)
+        x.grad = None
+        fresh.grad = grad
+    torch._C._swap_tensor_impl(x, fresh)  # type: ignore[attr-defined]
+
+
+def _compatible(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    one, other = args
+    if is_simulated(one) != is_simulated(other):
+        return one.layout is torch.strided and other.layout is torch.strided
+    return func(*args, **kwargs)
+
+
 def _cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     device = kwargs.get("device", rest[0] if rest else None)
@@ -227,6 +259,8 @@ def handlers() -> dict[Any, Any]:
         _Tensor.is_pinned: _is_pinned,
         _Tensor.record_stream: _record_stream,
         _Tensor.new: _new,
+        _Tensor.data.__set__: _set_data,
+        torch._has_compatible_shallow_copy_type: _compatible,
         _Tensor.__deepcopy__: _deepcopy,
     }
     return table
