@@ -22,8 +22,10 @@ _MOST = 0.6  # share of the steps that makes a habit
 class Borders:
     """Repairs what CUDA refuses for other reasons than mixed devices, and reports it."""
 
-    def __init__(self, territory: Territory, origins: Origins, collected: Collected) -> None:
-        self._territory, self._collected = territory, collected
+    def __init__(
+        self, territory: Territory, origins: Origins, collected: Collected, quietly: Any
+    ) -> None:
+        self._territory, self._collected, self._quietly = territory, collected, quietly
         origins.special[torch.Tensor.numpy] = self._numpy
         origins.special[torch.Tensor.__array__] = self._numpy
 
@@ -43,7 +45,7 @@ class Borders:
             "tensor to numpy.",
             fix="tensor.cpu().numpy() (tensor.detach().cpu().numpy() where it has a gradient)",
         )
-        with torch.no_grad():
+        with torch.no_grad(), self._quietly():
             host = tensor.detach().cpu()
         return (func(host, *args[1:], **kwargs),)
 
@@ -64,7 +66,8 @@ class Borders:
                         fix="pack_padded_sequence(..., lengths.cpu(), ...), or leave the lengths "
                         "on the CPU",
                     )
-                    lengths = lengths.cpu()
+                    with self._quietly():
+                        lengths = lengths.cpu()
             return plain(input, lengths, *args, **kwargs)
 
         rnn.pack_padded_sequence = pack

@@ -42,6 +42,28 @@ class Causes:
         self.backward: tuple[list[FrameType], Stack] | None = None  # the running backward's
         self.states: Any = None  # set by the watcher of optimizers
 
+    def install(self) -> None:
+        """Look at the recurrent functions, which check devices before the simulation does."""
+        for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu):
+            self._origins.special[function] = self._recurrent
+
+    def _recurrent(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from hasten.simulate import MismatchInfo, Operand
+
+        operands = [
+            Operand(role=role, tensor=tensor, device=str(tensor.device))
+            for role, tensor in _flat(args)
+        ]
+        devices = {operand.device for operand in operands}
+        if len(devices) < 2 or "cpu" not in devices:
+            return None
+        target = next(device for device in sorted(devices) if device != "cpu")
+        told = [operands[0], *(o for o in operands[1:] if o.device != operands[0].device)][:3]
+        info = MismatchInfo(op=func.__name__, operands=tuple(told), message="", location=None)
+        if self.mismatch(info) != "repair":
+            return None
+        return (func(*_moved(args, target), **kwargs),)
+
     def mismatch(self, info: Any) -> str:
         """Told by the simulation of tensors that do not meet; says to go on."""
         frames = self._territory.frames()
@@ -221,8 +243,10 @@ class Causes:
     def _of_batch(self, origin: Origin | None, named: Named | None, here: Place) -> Cause | None:
         if origin is None or origin.batch is None:
             return None
+        if origin.how != "DataLoader" and origin.place is not None and origin.place[:2] != here[:2]:
+            return None  # made from the batch elsewhere: that is the line to mend
         name = f"`{named.text}`" if named else "a tensor"
-        moved = self._moved_with(origin.batch)
+        moved = self._origins.batch_moves.get(origin.batch)
         loads = tuple((p.file, p.line, "comes from here") for p in _first_stack(origin)[:1])
         place = moved or here
         return Cause(
@@ -235,14 +259,25 @@ class Causes:
             loads,
         )
 
-    def _moved_with(self, batch: int) -> Place | None:
-        places = [
-            moved.place
-            for _, origin in list(self._origins._of.values())
-            if origin.batch == batch
-            for moved in origin.moved
-        ]
-        return places[0] if places else None
+
+_RECURRENT_ROLES = ("input", "hidden state", "weight")
+
+
+def _flat(args: tuple[Any, ...]) -> list[tuple[str, torch.Tensor]]:
+    found: list[tuple[str, torch.Tensor]] = []
+    for role, arg in zip(_RECURRENT_ROLES, args, strict=False):
+        for item in arg if isinstance(arg, (tuple, list)) else (arg,):
+            if isinstance(item, torch.Tensor):
+                found.append((role, item))
+    return found
+
+
+def _moved(value: Any, target: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(target)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_moved(item, target) for item in value)
+    return value
 
 
 def _first(origin: Origin | None) -> Origin | None:
@@ -317,8 +352,14 @@ def _of_dropped(origin: Origin | None, named: Named | None) -> Cause | None:
 
 
 def _of_making(origin: Origin | None, named: Named | None, here: Place, op: str) -> Cause:
-    first = _first(origin)
+    first = origin
+    if origin is None or origin.place is None or origin.place[:2] == here[:2]:
+        first = _first(origin)  # made in the failing line itself: of what came from elsewhere
     place = first.place if first is not None and first.place is not None else here
+    root = _first(origin)
+    related: tuple[tuple[str, int, str], ...] = ()
+    if root is not None and root is not first and root.place is not None:
+        related = ((root.place.file, root.place.line, "from what is made here"),)
     name = f"`{named.text}`" if named else "the tensor"
     index = "index" in op
     code = "HST110" if index else "HST104"
@@ -330,4 +371,5 @@ def _of_making(origin: Origin | None, named: Named | None, here: Place, op: str)
         f"{name} is made on the CPU by {how}"
         + (" and indexed from the device." if index else " and meets tensors of the device."),
         "make it with device=..., as that of the tensor it meets, or move it with .to(device)",
+        related,
     )

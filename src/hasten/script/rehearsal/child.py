@@ -64,7 +64,7 @@ class Rehearsal:
         self.loaders = Loaders(
             self.territory, self.origins, self.collected, request.steps, lambda: self.steps.count
         )
-        self.borders = Borders(self.territory, self.origins, self.collected)
+        self.borders = Borders(self.territory, self.origins, self.collected, self._quietly)
         self.habits = Habits(self.territory, self.modules, self.collected)
         self.saving = Saving(self.territory, self.collected, self.steps)
         self.graphs = Graphs(self.territory, self.collected)
@@ -112,6 +112,7 @@ class Rehearsal:
             self.evaluation.step,
         ]
         self.steps.backward_listeners.append(self.evaluation.backward)
+        self.causes.install()
         self.loaders.install()
         self.borders.install()
         self.habits.install()
@@ -199,7 +200,7 @@ class Rehearsal:
         said = list(self.said)
         if self.guard.reason:
             said.append(self.guard.reason)
-        if not self.steps.count and self.ending in ("finished", "enough"):
+        if not self.steps.count and not self.steps.backwards and self.ending in ("finished", "enough"):
             said.append(
                 "the script made no optimizer step: what happens in a training step was not seen"
             )

@@ -15,7 +15,7 @@ from hasten.script.rehearsal.places import Stack, Territory, tree
 
 _WALK = 4000  # nodes of a graph that are looked at
 _ITEMS = 512  # items of a container that are looked at
-_GROWN = 2  # steps in a row in which a variable's graph must grow
+_GROWN = 1  # steps in a row in which a variable's graph must grow
 
 
 class Graphs:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from hasten.script.rehearsal.places import Place, Stack, Territory
 
 _ROOTS = 4  # first makers that a derived tensor remembers
+_BATCHES = 16  # batches whose moves are remembered
 _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
 
 
@@ -71,6 +72,7 @@ class Origins(TorchFunctionMode):
         # Told of each result that lies on the device, while this is not None.
         self.on_device_result: Callable[[Any, Any], None] | None = None
         self.calls = 0
+        self.batch_moves: dict[int, Place] = {}  # where a batch's first part was moved
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -142,6 +144,10 @@ class Origins(TorchFunctionMode):
         if origin is None or not stack:
             return
         moved = Moved(stack[0])
+        if origin.batch is not None:
+            self.batch_moves.setdefault(origin.batch, stack[0])
+            while len(self.batch_moves) > _BATCHES:
+                del self.batch_moves[next(iter(self.batch_moves))]
         origin.moved.append(moved)
         del origin.moved[:-4]
         self._fresh[id(out)] = moved

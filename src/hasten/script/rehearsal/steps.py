@@ -43,8 +43,13 @@ class Steps:
         self._loaded: weakref.WeakKeyDictionary[Optimizer, Stack] = weakref.WeakKeyDictionary()
         self._stepped: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._piled: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._no_gradient: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._zeroed_since: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._emptied: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._first_backward: weakref.WeakKeyDictionary[Optimizer, Stack] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._born_with_state: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._running: list[Optimizer] = []  # whose step runs now
+        self.backwards = 0
         self.scaled = False  # gradients carry the loss scale now
         self.scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -64,6 +69,8 @@ class Steps:
         def init(this: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain_init(this, *args, **kwargs)
             made.setdefault(this, stack(sys._getframe(1)))
+            if this.state:
+                self._born_with_state.add(this)
 
         def load(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
             loaded[this] = stack(sys._getframe(1))
@@ -138,27 +145,33 @@ class Steps:
             setattr(nn.utils.clip_grad, name, watched)
 
     def _before_backward(self, stack: Stack) -> None:
-        """Whether gradients of the last step are still there when the next ones are added."""
-        if not stack:
+        """Note for each optimizer whether its gradients were ever empty since its last step."""
+        self.backwards += 1
+        for optimizer in list(self._stepped):
+            first = self._first_backward.setdefault(optimizer, stack)
+            if optimizer in self._emptied or not first:
+                continue
+            gradients = (p.grad for g in optimizer.param_groups for p in g["params"])
+            gradient = next((g for g in gradients if g is not None), None)
+            if gradient is None or not self._any(gradient):
+                self._emptied.add(optimizer)
+
+    def _any(self, gradient: torch.Tensor) -> bool:
+        with self._quietly(), torch.no_grad():
+            values = gradient.detach()
+            return bool((values.coalesce().values() if values.is_sparse else values).any())
+
+    def _check_piled(self, optimizer: Optimizer) -> None:
+        """At a step: whether the gradients still hold those of the step before."""
+        first = self._first_backward.pop(optimizer, ())
+        if not first or optimizer not in self._stepped:
             return
-        for optimizer, steps in list(self._stepped.items()):
-            if not steps or optimizer in self._zeroed_since:
-                continue
-            self._zeroed_since.add(optimizer)  # judged once between two steps
-            first = next(
-                (p for g in optimizer.param_groups for p in g["params"] if p.grad is not None), None
-            )
-            if first is None:
-                self._piled[optimizer] = 0
-                continue
-            with self._quietly():
-                piled = bool(first.grad.detach().abs().sum() > 0)
-            if not piled:
-                self._piled[optimizer] = 0
-                continue
-            self._piled[optimizer] = self._piled.get(optimizer, 0) + 1
-            if self._piled[optimizer] >= _PILED:
-                self._tell_piled(optimizer, stack[0])
+        if optimizer in self._emptied:
+            self._piled[optimizer] = 0
+            return
+        self._piled[optimizer] = self._piled.get(optimizer, 0) + 1
+        if self._piled[optimizer] >= _PILED:
+            self._tell_piled(optimizer, first[0])
 
     def _tell_piled(self, optimizer: Optimizer, place: Place) -> None:
         made = self._made.get(optimizer, ())
@@ -178,13 +191,18 @@ class Steps:
         stack = self._territory.stack(sys._getframe(1))
         self._loops.step(sys._getframe(1), id(optimizer))
         self.count += 1
+        self._running.append(optimizer)
+        self._check_piled(optimizer)
         self._check_parameters(optimizer, stack)
         for listener in self.listeners:
             listener(optimizer, stack)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
-        self._zeroed_since.discard(optimizer)
+        self._emptied.discard(optimizer)
+        self._first_backward.pop(optimizer, None)
+        if optimizer in self._running:
+            self._running.remove(optimizer)
 
     def _check_parameters(self, optimizer: Optimizer, stack: Stack) -> None:
         """Whether the optimizer holds parameters that its model has no more."""
@@ -237,6 +255,8 @@ class Steps:
                         value is tensor or (memory and address(value) == memory)
                     ):
                         return self._state_cause(optimizer, str(name), here)
+        if self._running:  # what a step computes itself comes from its state
+            return self._state_cause(self._running[-1], "state", here)
         return None
 
     def _state_cause(self, optimizer: Optimizer, name: str, here: Place) -> Cause:
@@ -253,7 +273,7 @@ class Steps:
             )
         made = self._made.get(optimizer, ())
         place = made[0] if made else here
-        if self._stepped.get(optimizer, 0):
+        if optimizer not in self._born_with_state:
             return Cause(
                 "HST141",
                 here.file,

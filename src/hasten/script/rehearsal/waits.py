@@ -30,7 +30,7 @@ _TURNS = 2  # turns between steps in which a wait must be seen
 _SMALL = 4096  # bytes of a copy that are not worth a word
 
 
-_Wait = tuple[str, int, str]
+_Wait = tuple[str, int, str, bool]  # file, line, what waits, whether within no_grad
 
 
 class _Turn:
@@ -76,9 +76,10 @@ class Waits:
         if "/torch/" in file and not self._territory.holds(file):
             return  # torch's own, as the scaler's
         stack = self._territory.stack(frame)
+        evaluating = not torch.is_grad_enabled()
         if stack:
             for turn in self._now.values():
-                turn.waits[stack[0].file, stack[0].line, WAITS[func]] += 1
+                turn.waits[stack[0].file, stack[0].line, WAITS[func], evaluating] += 1
 
     def step(self, optimizer: Any, stack: Stack) -> None:
         """Told before each step: closes a turn where the same call stepped before."""
@@ -116,7 +117,9 @@ class Waits:
                     told.add(line)
                     self._tell_copies(*line, copies)
 
-    def _tell_wait(self, file: str, line: int, kind: str, counts: list[int]) -> None:
+    def _tell_wait(
+        self, file: str, line: int, kind: str, evaluating: bool, counts: list[int]
+    ) -> None:
         times = "time" if max(counts) == 1 else "times"
         self._collected.add(
             "HST120",
@@ -125,7 +128,7 @@ class Waits:
             f"{kind} makes the step wait for the device, {max(counts)} {times} a step: "
             f"`{source_line(file, line)}`.",
             fix="keep the value on the device (loss.detach()) and read it every N steps",
-            severity="warning",
+            severity="suggestion" if evaluating else "warning",
             count=sum(counts),
         )
 
