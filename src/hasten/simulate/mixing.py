@@ -60,17 +60,14 @@ def check(session: Session, plan: Plan, args: tuple[Any, ...], kwargs: dict[str,
     if plan.host_all:
         return
     found = list(tensors(plan, args, kwargs))
-    bad = [
-        (name, role, x)
-        for name, role, x in found
-        if x.is_cpu and not _allowed(plan, name, x)
-    ]
-    scalars = [x for name, _, x in found if x.is_cpu and name not in plan.host]
-    if not bad and not (plan.indexing and _indexes_host(plan, args, kwargs)):
-        if plan.scalars and len(scalars) == len(found):
-            return
+    bad = [(name, role, x) for name, role, x in found if x.is_cpu and not _allowed(plan, name, x)]
+    if bad or (plan.indexing and _indexes_host(plan, args, kwargs)):
+        _refuse(session, plan, found, bad)
         return
-    _refuse(session, plan, found, bad)
+    if plan.scalars and len(found) > 2 and "_foreach" not in plan.base:
+        scalars = [x for _, _, x in found if x.is_cpu]
+        if len(scalars) > 1:
+            raise RuntimeError("Trying to pass too many CPU scalars to CUDA kernel!")
 
 
 def _indexes_host(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -27,6 +27,8 @@ _NATIVE = frozenset(
     squeeze.dims t transpose.int unbind.int unsqueeze values view.dtype
     as_strided_ detach_ resize_as_ squeeze_ squeeze_.dim squeeze_.dims t_ transpose_ unsqueeze_
     _assert_tensor_metadata _print allclose dense_dim is_coalesced is_pinned is_same_size is_set_to
+    diagonal_scatter slice_scatter select_scatter as_strided_scatter _unsafe_masked_index
+    _unsafe_masked_index_put_accumulate
     sparse_dim sym_constrain_range sym_constrain_range_for_size record_stream
     """.split()
 )

@@ -19,11 +19,11 @@ TAKES_HOST_SCALARS = frozenset(
     special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
     special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t
     special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
-    special_shifted_chebyshev_polynomial_w clamp_max clamp_min eq ne ge le gt lt atan2 fmod hypot
-    remainder fmin fmax maximum minimum pow heaviside mse_loss smooth_l1_loss huber_loss
-    addcmul addcdiv where _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_maximum
+    special_shifted_chebyshev_polynomial_w eq ne ge le gt lt atan2 fmod hypot
+    remainder fmin fmax maximum minimum pow heaviside mse_loss smooth_l1_loss lerp
+    addcmul addcdiv where binary_cross_entropy_with_logits soft_margin_loss _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_maximum
     _foreach_minimum _foreach_clamp_max _foreach_clamp_min _foreach_pow _foreach_addcmul
-    _foreach_addcdiv tanh_backward sigmoid_backward threshold threshold_backward
+    _foreach_addcdiv
     """.split()
 )
 
@@ -55,8 +55,6 @@ HOST_SCALAR_ARGUMENTS: dict[str, frozenset[str]] = {
     "_index_put_impl": frozenset({"values"}),
     "linspace": frozenset({"start", "end"}),
     "logspace": frozenset({"start", "end"}),
-    "searchsorted": frozenset({"self"}),
-    "bucketize": frozenset({"self"}),
     "_fused_adam": frozenset({"lr", "grad_scale", "found_inf"}),
     "_fused_adamw": frozenset({"lr", "grad_scale", "found_inf"}),
     "_fused_sgd": frozenset({"lr", "grad_scale", "found_inf"}),
@@ -69,6 +67,9 @@ DEVICE_ONLY: dict[str, frozenset[str]] = {
     "addcmul": frozenset({"self"}),
     "addcdiv": frozenset({"self"}),
 }
+
+# Operators that CUDA makes of others: the operator and the argument that a refusal names.
+_NAMED_AS: dict[str, tuple[str, str]] = {"embedding": ("_index_select", "index")}
 
 INDEXING = frozenset({"index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"})
 
@@ -108,12 +109,19 @@ def refusal(
             f"expected self and mask to be on the same device, but got mask on {second} and "
             f"self on {first}"
         )
+    if base == "convolution":
+        kinds = {"cpu": "torch.FloatTensor"}
+        one, other = (kinds.get(x, "torch.cuda.FloatTensor") for x in (first, second))
+        return f"Input type ({one}) and {argument} type ({other}) should be the same"
     message = (
         "Expected all tensors to be on the same device, but found at least two devices, "
         f"{first} and {second}!"
     )
     if base in TAKES_HOST_SCALARS:
         return message
+    if name in _NAMED_AS:
+        name, argument = _NAMED_AS[name]
+        overload, structured = "", True
     if structured:
         method = f"{name}_{overload}" if overload else name
     else:

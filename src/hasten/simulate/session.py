@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hasten.simulate.specs import DeviceSpec
 
 _Tensor = torch.Tensor
+_strided = torch.strided
 _raw_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
 
 
@@ -75,12 +76,12 @@ class Session:
 
     def adopt(self, host: torch.Tensor, index: int, *, track: bool = True) -> torch.Tensor:
         """Make a host tensor that an operator has made a tensor of a device."""
-        if track:
-            self.memories[index].take(host)
-        if host.layout is not torch.strided:
+        if host.layout is not _strided:
             raise NotImplementedError(
                 f"the simulated accelerator has no {host.layout} tensors; see docs/simulate.md"
             )
+        if track:
+            self.memories[index].take(host)
         return on_device(host, index)
 
     def index_of(self, x: torch.Tensor) -> int:
@@ -101,13 +102,13 @@ class Session:
         """Put an operator on the device's queue, at the cost that its sizes suggest."""
         nbytes = 0
         for x in args:
-            if isinstance(x, _Tensor):
+            if isinstance(x, _Tensor) and x.layout is _strided:
                 nbytes += x.nbytes
         made = result
         if isinstance(made, (list, tuple)):
             made = made[0] if made else None
         work = 0.0
-        if isinstance(made, _Tensor):
+        if isinstance(made, _Tensor) and made.layout is _strided:
             nbytes += made.nbytes
             if plan is not None and plan.heavy:
                 work = 2.0 * _depth(plan, args) * made.numel() / self.spec.flops_per_s

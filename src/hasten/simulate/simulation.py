@@ -183,6 +183,7 @@ class Simulation:
         patch.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         patch.set_all(torch, autocast.functions())
         self._patch_defaults()
+        self._patch_backward()
         self._patch_threads()
 
     def _patch_defaults(self) -> None:
@@ -201,6 +202,18 @@ class Simulation:
 
         self._patches.set(context, "__init__", init)
         self._patches.set(torch, "get_default_device", get_default_device)
+
+    def _patch_backward(self) -> None:
+        """Keep the names known in hooks and recomputed forwards, which a backward pass calls."""
+        run, mode = torch.autograd._engine_run_backward, self._mode
+
+        def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if torch._C._len_torch_function_stack():
+                return run(*args, **kwargs)
+            with mode:
+                return run(*args, **kwargs)
+
+        self._patches.set(torch.autograd, "_engine_run_backward", engine_run_backward)
 
     def _patch_threads(self) -> None:
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]

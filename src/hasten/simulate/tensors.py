@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +22,22 @@ _CUDA = [torch.device("cuda", index) for index in range(16)]
 
 def _device(self: torch.Tensor) -> torch.device:
     found: torch.device = _raw_device(self)
-    if found.type == BACKEND and current.session is not None:
-        return _CUDA[current.session.index_of(self)]
-    return found
+    if found.type != BACKEND or current.session is None:
+        return found
+    # PyTorch's own Python code, called below the function mode, hands the device on to PyTorch.
+    if not _modes() and _hands_on(sys._getframe(1).f_code.co_filename):
+        return found
+    return _CUDA[current.session.index_of(self)]
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_SAYS = ("_tensor_str.py", "_tensor.py", "_utils.py", "serialization.py", "storage.py")
+_modes = torch._C._len_torch_function_stack
+
+
+@lru_cache(maxsize=None)
+def _hands_on(file: str) -> bool:
+    return file.startswith(_TORCH) and not file.endswith(_SAYS)
 
 
 def _is_cuda(self: torch.Tensor) -> bool:
