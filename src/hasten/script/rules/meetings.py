@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import libcst as cst
 
 from hasten.script.findings import Severity
-from hasten.script.flow.facts import Mix, Seen
+from hasten.script.flow.facts import Loop, Mix, Seen
 from hasten.script.flow.values import (
     ClassValue,
     Dict,
     Function,
     Instance,
+    Loader,
     Module,
     Origin,
     Seq,
@@ -256,12 +257,36 @@ def _rebound(file: File) -> list[Dropped]:
         move = moves.get(id(value))
         if not isinstance(base, cst.Name) or base.value != seen.name or move is None:
             continue
-        if _read_after(file, loop, seen.node, seen.name):
+        if _read_after(file, loop, seen.node, seen.name) or not _used_again(file, loop, loops[-1]):
             continue
         tensor = move.kind == "tensor-move"
         origin = getattr(move.receiver, "origin", None)
         found.append(Dropped(value, move, origin, tensor, rebound=seen.name))
     return found
+
+
+def _used_again(file: File, loop: cst.For, going: Loop) -> bool:
+    """Whether what the loop goes over is used after it, so that the move was meant to last."""
+    if isinstance(going.over, Loader):
+        return False
+    found = _NamesIn()
+    loop.iter.visit(found)
+    end = file.positions[loop].end
+    return any(
+        isinstance(node, cst.Name)
+        and node.value in found.names
+        and (place.start.line, place.start.column) >= (end.line, end.column)
+        for node, place in file.positions.items()
+    )
+
+
+class _NamesIn(cst.CSTVisitor):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_Name(self, node: cst.Name) -> None:
+        """A name that is read."""
+        self.names.add(node.value)
 
 
 def _names(target: cst.CSTNode) -> set[str]:
