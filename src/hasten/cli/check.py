@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hasten.cli import output
 from hasten.errors import UsageError
@@ -16,10 +19,78 @@ if TYPE_CHECKING:
     from hasten.script.rehearsal import Outcome
 
 _FORMATS = ("text", "json", "github", "sarif")
+_VALUED = ("--steps", "--devices", "--timeout-s", "--format")
+_FLAGS = ("--json", "--static", "--keep")
+
+
+class CheckCommand(TyperCommand):
+    """Leaves what follows the script's name to the script, as `python` does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split the command line at the script's name."""
+        return super().parse_args(ctx, split(args))
+
+
+def split(args: list[str]) -> list[str]:
+    """The arguments with `--` where the script's begin, hasten's own options before it.
+
+    Options of hasten's that stand behind the script's name are still hasten's where the script's
+    source does not mention them; `--` before the script's arguments ends that.
+    """
+    own: list[str] = []
+    rest = list(args)
+    script = ""
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*own, "--", *rest]
+        if word in ("-m", "--explain") or word in _VALUED:
+            own += [word, *rest[:1]]
+            script = rest.pop(0) if rest else ""
+            if word == "-m":
+                break
+        elif word.startswith("-") and word != "-":
+            own.append(word)
+        else:
+            script = word
+            break
+    if "-m" not in own and script and not (own and own[-1] == script):
+        rest.insert(0, script)
+    head, tail = rest[:1] if "-m" not in own else [], rest[1:] if "-m" not in own else rest
+    behind, tail = _behind(script, tail, static="--static" in own)
+    return [*own, *behind, "--", *head, *tail] if head or tail else [*own, *behind]
+
+
+def _behind(script: str, tail: list[str], static: bool) -> tuple[list[str], list[str]]:
+    """hasten's options among the words behind the script's name, and the others."""
+    try:
+        text = "" if static else Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    own: list[str] = []
+    left: list[str] = []
+    words = list(tail)
+    while words:
+        word = words.pop(0)
+        name = word.partition("=")[0]
+        if word == "--":
+            return own, [*left, *words]
+        if name not in (*_VALUED, *_FLAGS) or _mentions(text, name):
+            left.append(word)
+        elif word in _VALUED:
+            own += [word, *words[:1]]
+            words = words[1:]
+        else:
+            own.append(word)
+    return own, left
+
+
+def _mentions(text: str, option: str) -> bool:
+    word = option.lstrip("-").replace("-", "_")
+    return option in text or re.search(rf"\b{word}\s*[:=,)]", text) is not None
 
 
 def check(
-    context: typer.Context,
     script: Annotated[
         str | None,
         typer.Argument(
@@ -33,7 +104,9 @@ def check(
     module: Annotated[
         str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as `python -m` does.")
     ] = None,
-    static: Annotated[bool, typer.Option(help="Read only, do not run.")] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="Read only, do not run.")
+    ] = False,
     steps: Annotated[
         int, typer.Option(help="Optimizer steps in each training loop before it is ended.")
     ] = 3,
@@ -73,7 +146,7 @@ def check(
     if static:
         if module is not None:
             raise UsageError("--static reads files: name the module's file or folder instead of -m")
-        return _read(name, format)
+        return _read([name, *given], format)
     return _rehearse(
         name,
         tuple(given),
@@ -86,17 +159,15 @@ def check(
     )
 
 
-def _read(name: str, format: str) -> int:  # noqa: A002
+def _read(names: list[str], format: str) -> int:  # noqa: A002
     from hasten.script.findings import fails
-    from hasten.script.rules import check_path
+    from hasten.script.rules import check_paths
 
-    if not Path(name).exists():
-        raise UsageError(f"there is no file or folder {name}")
-    findings = check_path(Path(name))
+    findings = check_paths(names)
     status = 1 if fails(findings) else 0
-    _print(findings, format, {"script": name, "steps": 0, "devices": 0, "exit": status})
-    if format == "text":
-        _say(_summary(findings, "read"), format)
+    facts = {"script": " ".join(names), "steps": 0, "devices": 0, "exit": status}
+    _print(findings, format, facts)
+    _say(_summary(findings, "read"), format)
     return status
 
 
@@ -109,6 +180,7 @@ def _rehearse(
 ) -> int:
     from hasten.script.findings import merge
     from hasten.script.rehearsal import Request, rehearse
+    from hasten.script.rehearsal.choosing import wanted
     from hasten.script.rules import check_file
 
     request = Request(script=name, arguments=given, as_module=as_module, **how)
@@ -117,8 +189,8 @@ def _rehearse(
     outcome = rehearse(request, output=stream if _has_descriptor(stream) else None)
     if outcome.ending == "died":
         raise UsageError(outcome.error)
-    static = [] if as_module and not Path(name).is_file() else check_file(Path(name))
-    findings = merge(static, outcome.findings)
+    static = [finding for file in outcome.files for finding in check_file(file)]
+    findings = merge(static, wanted(outcome.findings))
     status = _status(outcome, findings)
     _print(
         findings,
@@ -162,12 +234,9 @@ def _has_descriptor(stream: Any) -> bool:
 
 
 def _summary(findings: list[Finding], how: str) -> str:
-    told = []
-    for severity in ("error", "warning", "suggestion"):
-        count = sum(finding.severity == severity for finding in findings)
-        if count:
-            told.append(f"{count} {severity}{'' if count == 1 else 's'}")
-    return f"{', '.join(told) or 'nothing found'} ({how})"
+    from hasten.script.output import counted
+
+    return f"{counted(findings)} ({how})"
 
 
 def _say(text: str, format: str) -> None:  # noqa: A002
@@ -185,9 +254,14 @@ def _print(findings: list[Finding], format: str, facts: dict[str, Any]) -> None:
                 **{key: value for key, value in facts.items() if key != "script"},
             }
         )
+        return
+    if format == "text":
+        shown = rendering.text(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     else:
-        sys.stdout.write(getattr(rendering, format)(findings))
-    sys.stdout.flush()
+        shown = rendering.github(findings) if format == "github" else rendering.sarif(findings)
+    if shown:
+        sys.stdout.write(shown.rstrip("\n") + "\n")
+        sys.stdout.flush()
 
 
 def _explain(code: str) -> int:

@@ -50,6 +50,10 @@ class Causes:
     def _recurrent(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from hasten.simulate import MismatchInfo, Operand
 
+        sizes = args[1] if len(args) > 1 else None
+        packed = isinstance(sizes, torch.Tensor) and not sizes.is_floating_point()
+        if packed:  # the sizes of a packed batch belong on the CPU
+            args = (args[0], *args[2:])
         operands = [
             Operand(role=role, tensor=tensor, device=str(tensor.device))
             for role, tensor in _flat(args)
@@ -62,7 +66,10 @@ class Causes:
         info = MismatchInfo(op=func.__name__, operands=tuple(told), message="", location=None)
         if self.mismatch(info) != "repair":
             return None
-        return (func(*_moved(args, target), **kwargs),)
+        moved = _moved(args, target)
+        if packed:
+            moved = (moved[0], sizes, *moved[1:])
+        return (func(*moved, **kwargs),)
 
     def mismatch(self, info: Any) -> str:
         """Told by the simulation of tensors that do not meet; says to go on."""

@@ -6,11 +6,15 @@ The folder holds the request; the outcome is written beside it.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
+import shutil
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +73,10 @@ class Rehearsal:
         self.saving = Saving(self.territory, self.collected, self.steps)
         self.graphs = Graphs(self.territory, self.collected)
         self.overlay = None if request.keep else Overlay(folder)
-        self.guard = Guard(request.timeout_s, self.territory, self._give_up)
+        self.guard = Guard(request.timeout_s, self.territory, self._give_up, self._abandon)
+        self.process = os.getpid()
+        self.started_processes = False
+        self.leave: Callable[[int], Any] = os._exit
         self.ending: Ending = "finished"
         self.error = ""
         self.said: list[str] = []
@@ -103,6 +110,7 @@ class Rehearsal:
             self._tell()
 
     def _install(self) -> None:
+        self._watch_ends()
         self.modules.install(self.evaluation.called)
         self.steps.install(self.causes)
         self.steps.listeners += [
@@ -173,7 +181,7 @@ class Rehearsal:
             )
 
     def _as_python_prints(self, error: BaseException) -> str:
-        """The traceback without the frames of this package."""
+        """The traceback without the frames of this package, and those that led to the script."""
         shown = traceback.TracebackException.from_exception(error)
         own = str(Path(__file__).parents[2])
         at: traceback.TracebackException | None = shown
@@ -181,9 +189,12 @@ class Rehearsal:
             if at is None:
                 break
             kept = [entry for entry in at.stack if not entry.filename.startswith(own)]
+            first = next((i for i, e in enumerate(kept) if self.territory.holds(e.filename)), None)
+            kept = kept[first:] if first is not None else []
             at.stack = traceback.StackSummary.from_list(kept)
             at = at.__cause__ or at.__context__
-        return "".join(shown.format())
+        text = "".join(shown.format())
+        return text if shown.stack else text.removeprefix("Traceback (most recent call last):\n")
 
     def _tell(self) -> None:
         for watcher in (self.waits, self.habits, self.loaders, self.evaluation):
@@ -194,6 +205,31 @@ class Rehearsal:
         self.ending = "time"
         self._tell()
         self.write()
+        self.leave(0)
+
+    def _abandon(self) -> None:
+        """The check was killed: leave neither processes nor files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+    def _watch_ends(self) -> None:
+        """Report also where the script leaves without Python's ending, and see its processes."""
+        plain_exit, plain_start = os._exit, multiprocessing.process.BaseProcess.start
+
+        def leave(status: int) -> None:
+            if os.getpid() == self.process and threading.current_thread() is self._main:
+                self._exited(SystemExit(status))
+                self._tell()
+                self.write()
+            plain_exit(status)
+
+        def start(this: Any) -> None:
+            self.started_processes = True
+            plain_start(this)
+
+        os._exit = leave  # type: ignore[assignment]
+        multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
+        self.leave, self._main = plain_exit, threading.main_thread()
 
     def outcome(self) -> Outcome:
         """What came of it."""
@@ -210,6 +246,8 @@ class Rehearsal:
                 f"{cut} {'loop was' if cut == 1 else 'loops were'} ended early, after "
                 f"{self.request.steps} optimizer steps or two epochs"
             )
+        if self.started_processes:
+            said.append("the script started processes of its own: what they did was not watched")
         if self.overlay is not None and self.overlay.written:
             said.append("files that the script wrote went to a temporary folder (--keep keeps them)")
         return Outcome(
@@ -218,7 +256,18 @@ class Rehearsal:
             ending=self.ending,
             said=tuple(said),
             error=self.error,
+            files=tuple(self._own_files()),
         )
+
+    def _own_files(self) -> list[str]:
+        files = {str(Path(self.program.file).absolute())}
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if not isinstance(file, str) or not file.endswith(".py") or not os.path.isabs(file):
+                continue  # torch's namespaces call themselves files
+            if self.territory.holds(file) and os.path.isfile(file):
+                files.add(file)
+        return sorted(self.collected.shown(file) for file in files)
 
     def write(self) -> None:
         """Write the outcome beside the request."""
@@ -242,12 +291,14 @@ def main() -> None:
     try:
         rehearsal = Rehearsal(request, folder)
         rehearsal.run()
+        if os.getpid() != rehearsal.process:
+            sys.exit(0)  # a fork of the script's that came to its end
         rehearsal.write()
     except HastenError as error:
         (folder / OUTCOME).write_text(Outcome(ending="died", error=str(error)).to_json())
     except KeyboardInterrupt:
-        os._exit(130)
+        (os._exit if rehearsal is None else rehearsal.leave)(130)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads and worker processes of the script are not waited for: it may have been stopped.
-    os._exit(0)
+    (os._exit if rehearsal is None else rehearsal.leave)(0)

@@ -38,10 +38,11 @@ class Guard:
         timeout_s: float,
         territory: Territory,
         finish: Callable[[], None],
+        abandon: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit_s, self._territory, self._finish = timeout_s, territory, finish
-        self._clock = clock
+        self._clock, self._abandon = clock, abandon
         self._main = threading.main_thread().ident or 0
         self._prompted: float | None = None
         self._done = threading.Event()
@@ -73,9 +74,11 @@ class Guard:
         self._done.set()
 
     def _watch(self) -> None:
-        began = self._clock()
+        began, parent = self._clock(), os.getppid()
         network: float | None = None
         while not self._done.wait(_LOOK_S):
+            if os.getppid() != parent:  # nobody waits for the report any more
+                self._abandon()
             now = self._clock()
             frame = sys._current_frames().get(self._main)
             network = (network or now) if self._on_network(frame) else None
@@ -119,7 +122,6 @@ class Guard:
         )
         if not self._done.wait(_GRACE_S):
             self._finish()  # the main thread is stuck outside Python: it writes no report itself
-            os._exit(0)
 
 
 class _Watched:

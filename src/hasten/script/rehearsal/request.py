@@ -76,6 +76,7 @@ class Outcome:
         ending: how the script ended.
         said: what a person should know besides the findings, one sentence each.
         error: the script's own traceback as Python prints it, when it failed.
+        files: the script's own files that ran: itself and modules beside it.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -83,6 +84,7 @@ class Outcome:
     ending: Ending = "finished"
     said: tuple[str, ...] = ()
     error: str = ""
+    files: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The outcome as text; `from_json` takes it back."""
@@ -92,6 +94,7 @@ class Outcome:
             "ending": self.ending,
             "said": list(self.said),
             "error": self.error,
+            "files": list(self.files),
         }
         return json.dumps(record)
 
@@ -105,4 +108,5 @@ class Outcome:
             ending=record["ending"],
             said=tuple(record["said"]),
             error=record["error"],
+            files=tuple(record["files"]),
         )

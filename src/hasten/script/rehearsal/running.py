@@ -48,7 +48,8 @@ class Program:
     def run(self) -> None:
         """Compile and run; whatever the script raises comes out."""
         file = self.file if self.spec is not None else self._as_given()
-        sys.argv = [file, *self._request.arguments]
+        named = file if self.spec is not None else self._request.script
+        sys.argv = [named, *self._request.arguments]
         module = ModuleType("__main__")
         names: dict[str, Any] = module.__dict__
         names.update(__file__=file, __cached__=None, __builtins__=__builtins__)

@@ -69,8 +69,6 @@ class Steps:
         def init(this: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain_init(this, *args, **kwargs)
             made.setdefault(this, stack(sys._getframe(1)))
-            if this.state:
-                self._born_with_state.add(this)
 
         def load(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
             loaded[this] = stack(sys._getframe(1))
@@ -192,6 +190,8 @@ class Steps:
         self._loops.step(sys._getframe(1), id(optimizer))
         self.count += 1
         self._running.append(optimizer)
+        if optimizer not in self._stepped and optimizer not in self._loaded and optimizer.state:
+            self._born_with_state.add(optimizer)
         self._check_piled(optimizer)
         self._check_parameters(optimizer, stack)
         for listener in self.listeners:
