@@ -93,12 +93,20 @@ class Calls(Containers):
     def call_unknown(self, node: cst.CSTNode, func: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """A call of something that nothing is known of; functions given to it may be called."""
         self.note("unknown-call", node, name=getattr(func, "key", ""), receiver=func, args=tuple(args), kwargs=kwargs)
-        for value in [*args, *kwargs.values()]:
-            if isinstance(value, Function) and not self.entered.get(value.node):
-                self.call_function(node, value, [], {}, guess=True)
+        self.escape(node, [*args, *kwargs.values()])
         graph = isinstance(func, Unknown) and func.graph and not self.no_grad()
         place = func.place if isinstance(func, Unknown) and func.graph else None
         return Unknown("", place=place, graph=graph)
+
+    def escape(self, node: cst.CSTNode, values: list[Value]) -> None:
+        """These go where reading cannot follow: functions may be called, modules moved."""
+        for value in values:
+            if isinstance(value, Function) and not self.entered.get(value.node):
+                self.call_function(node, value, [], {}, guess=True)
+            found = [value, *self.elements(value), *getattr(value, "options", ())]
+            for module in found:
+                if isinstance(module, Module) and self.place_of(module) == "cpu":
+                    self.move_module(node, module, None, inside=True)
 
     # -- functions of the script --------------------------------------------------------
 

@@ -112,6 +112,9 @@ class Containers(Loading):
             return self.call(node, closure, [], {}, False) if isinstance(closure, Function) else Const(None)
         if name == "zero_grad":
             self.note("zero-grad", node, receiver=optimizer)
+        if name == "load_state_dict":
+            places = {m: self.place_of(m) for m in optimizer.extra.get("modules", [])}
+            self.note("optimizer-load", node, receiver=optimizer, data={"places": places})
         if name == "state_dict":
             return Dict({}, Unknown(), origin=self.origin("state", node, owner=optimizer))
         if name == "param_groups":
@@ -231,9 +234,7 @@ class Containers(Loading):
             return known
         if name == "unscale_":
             self.note("scaler", node, name=name, receiver=known, args=tuple(args))
-        for value in [*args, *kwargs.values()]:
-            if isinstance(value, Function) and not self.entered.get(value.node):
-                self.call_function(node, value, [], {}, guess=True)
+        self.escape(node, [*args, *kwargs.values()])
         graph = known.graph and not self.no_grad()
         return Unknown("", place=None, graph=graph)
 
@@ -242,11 +243,13 @@ class Containers(Loading):
         place = self.device_place(target) if name == "to" else ("cpu" if name == "cpu" else "dev")
         if name == "to" and (tensor := self.tensor(target)) is not None:
             place = tensor.place
+        for module in known.options:
+            self.move_module(node, module, place)
         if place is None and name == "to":
             return Unknown(known.key, known.place, known.origin, graph=known.graph)
         self.note("unknown-move", node, name=name, receiver=known, kwargs=kwargs,
                   data={"to": place, "from": known.place})  # fmt: skip
-        return Unknown(known.key, place, known.origin, graph=known.graph)
+        return Unknown(known.key, place, known.origin, graph=known.graph, options=known.options)
 
 
 __all__ = ["Containers", "Module"]

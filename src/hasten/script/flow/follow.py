@@ -39,6 +39,9 @@ def _follow_uncalled(flow: Statements) -> None:
     for function in sorted(flow.facts.functions, key=_first):
         if flow.entered.get(function.node):
             continue
+        if function.name == "__init__" and function.owner is not None:
+            _receiver(flow, function.owner)
+            continue
         flow.scope = Scope({}, function.scope)
         bound = function
         if function.owner is not None and "staticmethod" not in function.marks:

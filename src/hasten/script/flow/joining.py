@@ -55,10 +55,19 @@ def join(one: Value, other: Value) -> Value:
                 return outer
         if one.lib and one.lib == other.lib and not one.fields and not other.fields:
             return one
+    options = (*_options(one), *_options(other))
+    if options:
+        return Unknown(options=options)
     if isinstance(one, Lib) and isinstance(other, Lib) and one.path == other.path:
         return one
     graph = getattr(one, "graph", False) is True and getattr(other, "graph", False) is True
     return Unknown(graph=graph)
+
+
+def _options(value: Value) -> tuple[Module, ...]:
+    if isinstance(value, Module):
+        return (value,)
+    return value.options if isinstance(value, Unknown) else ()
 
 
 def _devices(one: DeviceValue | Const, other: DeviceValue | Const) -> Value:

@@ -240,7 +240,7 @@ class Library(Calls):
         if path.startswith("numpy."):
             for arg, given in zip(args, getattr(node, "args", ()), strict=False):
                 tensor = self.tensor(arg)
-                if tensor is not None and tensor.place == "dev" and name in ("array", "asarray", "ascontiguousarray", "concatenate", "append"):
+                if tensor is not None and tensor.place == "dev" and name not in ("shape", "ndim", "size", "isscalar"):
                     self.note("numpy", given, receiver=tensor)
                 elif isinstance(arg, Seq) and name in ("concatenate", "stack", "vstack"):
                     for item in self.flat([arg]):

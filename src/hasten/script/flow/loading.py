@@ -86,7 +86,8 @@ class Loading(Tensors):
         tensor = self.tensor(sample)
         if tensor is not None:
             # What a worker gives is on the host, unless the data set put it on the device itself.
-            return Tensor(tensor.place, SOME, origin=None)
+            ndim = tensor.ndim + 1 if tensor.ndim is not None and tensor.ndim >= 0 else SOME
+            return Tensor(tensor.place, ndim, origin=tensor.origin if tensor.place == "dev" else None)
         if isinstance(sample, Const):
             if isinstance(sample.value, (int, float)):
                 return Tensor("cpu", SOME)

@@ -173,7 +173,9 @@ class Modules(Expressions):
         out_place = place or next((t.place for t in flat if t.place is not None), None)
         if any(t.place == "dev" for t in flat):
             out_place = "dev"  # a mismatch was reported; go on as if it were mended
-        ndim = SOME
+        ndim: int | None = SOME
+        if name in tables.SAME_NDIM and flat and flat[0].ndim is not None:
+            ndim = flat[0].ndim
         if place is None and not module.lib.startswith("torch.nn."):
             return Unknown("output", graph=graph)
         origin = next((t.origin for t in flat if t.place == "cpu"), None)

@@ -30,6 +30,9 @@ from hasten.script.flow.values import (
 )
 
 
+_FEW = 6  # loops over so many known items are followed item by item
+
+
 class Statements(Library):
     """Follow statements."""
 
@@ -91,6 +94,8 @@ class Statements(Library):
     def assign(self, target: cst.CSTNode, value: Value, node: cst.CSTNode) -> None:
         """Give a target its value."""
         if isinstance(target, cst.Name):
+            if isinstance(value, Tensor) and value.place == "cpu" and isinstance(node, cst.Assign):
+                value = value.but(bound=node)
             self.bind(target.value, value)
             self.note("bind", node, name=target.value, args=(value,), data={"target": target})
         elif isinstance(target, cst.Attribute):
@@ -332,12 +337,16 @@ class Statements(Library):
 
     def do_For(self, node: cst.For) -> Done:
         source = self.ev(node.iter)
-        if isinstance(source, Loader_) and "loops" in source.extra:
-            source.extra["loops"].append(node)
+        known = source.items if isinstance(source, Seq) else None
+        few = known if known is not None and 1 < len(known) <= _FEW else None
 
         def body() -> Done:
-            self.assign(node.target, self.item_of(source, node), node)
-            return self.block(node.body)
+            for item in few or [self.item_of(source, node)]:
+                self.assign(node.target, item, node)
+                done = self.block(node.body)
+                if done in ("break", "return", "raise"):
+                    return done
+            return None
 
         self.loop(node, source, body)
         return self._orelse(node)
@@ -433,7 +442,5 @@ def _canonical(path: str) -> str:
             return short + path[len(long) :]
     return path
 
-
-from hasten.script.flow.values import Loader as Loader_  # noqa: E402
 
 __all__ = ["Module", "Statements", "Thing"]

@@ -74,6 +74,10 @@ WITH_PARAMETERS = frozenset(
     " MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer TransformerEncoder"
     " TransformerDecoder Transformer PReLU AdaptiveLogSoftmaxWithLoss".split()
 )
+SAME_NDIM = frozenset(
+    "Linear Conv1d Conv2d Conv3d BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm Dropout"
+    " ReLU GELU Tanh Sigmoid SiLU ELU LeakyReLU Softmax LogSoftmax Identity".split()
+)
 LOSSES = frozenset(
     "CrossEntropyLoss NLLLoss BCELoss BCEWithLogitsLoss MSELoss L1Loss SmoothL1Loss HuberLoss"
     " KLDivLoss MultiLabelSoftMarginLoss MultiMarginLoss CosineEmbeddingLoss TripletMarginLoss"

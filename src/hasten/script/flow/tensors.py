@@ -244,6 +244,8 @@ class Tensors(Modules):
             return result.but(ndim=0)
         if result.ndim is not None and result.ndim > 1 and isinstance(dims, Const):
             return result.but(ndim=result.ndim - 1)
+        if result.ndim == SOME and isinstance(dims, Const) and isinstance(dims.value, int) and dims.value > 0:
+            return result  # there was a dimension before that one
         return result.but(ndim=0 if result.ndim == 1 else None)
 
 

@@ -56,6 +56,7 @@ class Unknown(Value):
     origin: Origin | None = None
     graph: bool = False
     argument: bool = False
+    options: tuple[Any, ...] = ()  # modules, one of which it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +110,7 @@ class Tensor(Value):
     registered: bool = False
     pinned: bool = False
     pending: cst.CSTNode | None = None
-    size: int | None = None
-    light: bool = False
+    bound: cst.CSTNode | None = None
 
     def but(self, **changes: Any) -> Tensor:
         """The same tensor with some fields changed."""

@@ -22,6 +22,8 @@ from hasten.script.rules.sources import Source, Unreadable, read, sources_in
 if TYPE_CHECKING:
     from hasten.script.rules.file import Rule
 
+_RANK = ("error", "warning", "suggestion")
+
 __all__ = ["Settings", "all_rules", "check_file", "check_paths", "check_source", "explain"]
 
 
@@ -91,8 +93,18 @@ def _check(source: Source, settings: Settings) -> list[Finding]:
     found: list[Finding] = []
     for rule in all_rules():
         if settings.wants(rule.code, source.path):
-            found += rule.check(file)
+            found += _once(rule.check(file))
     return in_order(source.placed(settings.kept(source.not_ignored(found))))
+
+
+def _once(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding a line, the worst."""
+    lines: dict[int, Finding] = {}
+    for finding in in_order(findings):
+        old = lines.get(finding.line)
+        if old is None or _RANK.index(finding.severity) < _RANK.index(old.severity):
+            lines[finding.line] = finding
+    return list(lines.values())
 
 
 def explain(code: str) -> str:

@@ -33,6 +33,14 @@ class File:
     texts: dict[cst.CSTNode, str] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
 
+    def attributes(self) -> set[str]:
+        """Every attribute name that the file reads, calls or sets."""
+        if "attributes" not in self.shared:
+            self.shared["attributes"] = {
+                node.attr.value for node in self.positions if isinstance(node, cst.Attribute)
+            }
+        return self.shared["attributes"]  # type: ignore[no-any-return]
+
     def line(self, node: cst.CSTNode) -> int:
         """The line that a node starts on; of a definition the line of its name."""
         return self._place(node).start.line

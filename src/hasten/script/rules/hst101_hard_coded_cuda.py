@@ -66,7 +66,7 @@ class HardCodedCuda(Rule):
     def _all(self, file: File) -> Iterator[Finding]:
         severity = "suggestion" if for_many_gpus(file) else "warning"
         for seen in file.facts.of("method", "call"):
-            if under_cuda_condition(file, seen):
+            if under_cuda_condition(file, seen) or any(f.name == "cuda" for f in seen.inside):
                 continue
             what, fix = _named(file, seen)
             if what:

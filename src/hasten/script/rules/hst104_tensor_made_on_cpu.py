@@ -65,5 +65,8 @@ class TensorMadeOnCpu(Rule):
                 f" {file.line(meeting.mix.seen.node)} uses it with a tensor on the device.",
                 "make it where it is used: pass device= of the tensor it meets, as device=x.device",
                 severity=meeting.severity,
-                related=[(meeting.mix.seen.node, "it meets the device here")],
+                related=[
+                    (meeting.mix.seen.node, "it meets the device here"),
+                    *([(meeting.mix.cpu.bound, "named here")] if meeting.mix.cpu.bound else []),
+                ],
             )  # fmt: skip

@@ -9,6 +9,7 @@ import libcst as cst
 from hasten.script.findings import Finding, Severity
 from hasten.script.flow import tables
 from hasten.script.flow.facts import Loop, Seen
+from hasten.script.flow.values import Optimizer
 from hasten.script.rules.file import File, Rule, first_of_each_line
 
 _SCALARS = (".item()", "float(...)")
@@ -77,7 +78,7 @@ class SyncInStep(Rule):
         waits: list[tuple[Seen, Loop]] = []
         for seen in file.facts.of("sync"):
             loop = seen.step_loop()
-            if loop is not None and seen.every_round_of(loop) and not seen.under("dataset"):
+            if loop is not None and not _steps_with_closure(file, loop) and seen.every_round_of(loop) and not seen.under("dataset"):
                 waits.append((seen, loop))
         shown = _shown(file)
         for seen, loop in waits:
@@ -90,6 +91,14 @@ class SyncInStep(Rule):
                 "keep values on the device (total += loss.detach()) and read them every N steps, or once an epoch",
                 severity=severity, related=[(loop.node, "the training loop")],
             )  # fmt: skip
+
+
+def _steps_with_closure(file: File, loop: Loop) -> bool:
+    """Whether the optimizer is L-BFGS, which reads the loss on the host many times a step."""
+    return any(
+        isinstance(s.receiver, Optimizer) and s.receiver.lib.endswith("LBFGS") and loop in s.loops()
+        for s in file.facts.of("step")
+    )
 
 
 def _shown(file: File) -> list[cst.CSTNode]:

@@ -62,7 +62,7 @@ class SetEpochMissing(Rule):
 
     def check(self, file: File) -> Iterator[Finding]:
         """Samplers without an epoch."""
-        if "set_epoch" in file.module.code:
+        if "set_epoch" in file.attributes():
             return iter(())
         return first_of_each_line(self._all(file))
 

@@ -72,5 +72,6 @@ class NoGradMissing(Rule):
             and any(isinstance(loop.over, Loader) for loop in seen.loops())
             and not any(loop.has_backward for loop in seen.loops())
             and not any(f.name == "forward" for f in seen.inside)
-            and "autograd.grad" not in file.module.code
+            and not {"grad", "backward"} & {s.name for loop in seen.loops() for s in file.facts.of("method") if loop in s.loops()}
+            and "autograd" not in file.attributes()
         )  # fmt: skip

@@ -59,7 +59,26 @@ class ModelMovedInLoop(Rule):
 
     def check(self, file: File) -> Iterator[Finding]:
         """Moves in the step."""
-        return first_of_each_line(
+        yield from first_of_each_line([*self._each_step(file), *self._to_and_fro(file)])
+
+    def _to_and_fro(self, file: File) -> Iterator[Finding]:
+        """Moved to the device and back within one round of a training loop."""
+        moves = file.facts.of("move")
+        for back in moves:
+            loop = next((one for one in reversed(back.loops()) if one.has_backward), None)
+            if back.data["place"] != "cpu" or loop is None:
+                continue
+            there = next((s for s in moves if s.receiver is back.receiver and s.data["place"] == "dev" and loop in s.loops()), None)
+            if there is not None:
+                yield self.finding(
+                    file, there.node,
+                    f"the model goes to the device here and back on line {file.line(back.node)}, in every round of a loop.",
+                    "leave it on the device, and move what it is evaluated on",
+                    related=[(back.node, "it goes back here"), (loop.node, "the loop")],
+                )  # fmt: skip
+
+    def _each_step(self, file: File) -> Iterator[Finding]:
+        return (
             self.finding(
                 file, seen.node, f"the model is moved in every step of the loop on line {file.line(loop.node)}.",
                 "move it once, before the loop", related=[(loop.node, "the training loop")],

@@ -73,7 +73,9 @@ def _judged(file: File, mix: Mix) -> Meeting:
     if origin is None:
         return Meeting("HST115", mix, mix.seen.node, None)
     if mix.role == "weight":
-        node = mix.module.origin.node if isinstance(mix.module, Module) and mix.module.origin else origin.node
+        node = mix.cpu.bound or origin.node
+        if isinstance(mix.module, Module) and mix.module.origin is not None:
+            node = mix.module.origin.node
         return Meeting("HST108", mix, node, origin)
     if origin.kind == "copy":
         return Meeting("HST107", mix, _where_copied(file, origin), origin)
@@ -91,7 +93,7 @@ def _judged(file: File, mix: Mix) -> Meeting:
             return Meeting("HST110" if mix.role == "index" else "HST104", mix, inner.node, inner)
         return Meeting("HST110" if mix.role == "index" else "HST115", mix, origin.node, origin)
     if mix.role == "index":
-        return Meeting("HST110", mix, origin.node, origin)
+        return Meeting("HST110", mix, mix.cpu.bound or origin.node, origin)
     if origin.kind == "batch":
         sibling = _sibling_move(file, origin)
         return Meeting("HST109", mix, sibling or mix.seen.node, origin, extra=sibling)
@@ -144,7 +146,9 @@ def _contains(outer: Module, inner: Module) -> bool:
 def plain_holder(file: File, module: Module) -> tuple[Seen, str] | None:
     """The assignment of a plain list or dict in a module that holds this module, if any."""
     for seen in file.facts.all("store"):
-        if isinstance(seen.receiver, Module) and seen.args and module in modules_in(seen.args[0]):
+        if isinstance(seen.receiver, Module) and seen.args and any(
+            _contains(held, module) for held in modules_in(seen.args[0])
+        ):
             return seen, seen.name
     return None
 
