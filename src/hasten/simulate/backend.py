@@ -18,7 +18,7 @@ from hasten.errors import UsageError
 BACKEND = "privateuseone"
 _DLPACK_CPU = 1
 _DLPACK_EXTENSION = 12  # kDLExtDev, which PyTorch reads as PrivateUse1
-MOST_DEVICES = 16
+MOST_DEVICES = 64
 # The type and, in the upper half of the word, the index.
 _ON_DEVICE = [_DLPACK_EXTENSION | index << 32 for index in range(MOST_DEVICES)]
 _DEVICE_OFFSET = 8  # of DLTensor.device: behind the data pointer

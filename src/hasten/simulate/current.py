@@ -21,8 +21,10 @@ class _Thread(threading.local):
         """Whether the wait of the print under way has been counted."""
         self.reason: str | None = None
         """Why the host is about to wait, when a caller knows better than the operator."""
-        self.depth = 0
-        """How many intercepted calls of PyTorch are under way."""
+        self.backward = False
+        """Whether a backward pass is under way."""
+        self.error: Exception | None = None
+        """What a hook of that backward pass has raised."""
         self.repairing = False
         """Whether the call under way may be made again with its operands moved."""
         self.streams: dict[int, Any] = {}

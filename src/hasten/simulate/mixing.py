@@ -45,6 +45,11 @@ def tensors(
 def has_mask(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an indexing call has a boolean mask on the device, whose True values it counts."""
     indices = plan.value("indices", args, kwargs)
+    if plan.base == "index_put":
+        values = plan.value("values", args, kwargs)
+        given = [x for x in indices if x is not None]
+        if len(given) == 1 and values.numel() == 1:
+            return False  # CUDA fills through the mask and counts nothing
     return any(
         isinstance(x, _Tensor) and x.dtype in (torch.bool, torch.uint8) and not x.is_cpu
         for x in indices or ()
@@ -95,22 +100,36 @@ def _refuse(
     message = placement.refusal(
         plan.name, plan.overload, name, first, second, structured=plan.structured
     )
-    operands = tuple(
-        Operand(role=role, tensor=x, device=session.device_name(x)) for _, role, x in found
-    )
     index = next((session.index_of(x) for _, _, x in found if not x.is_cpu), 0)
+    report(session, plan.name, [(role, x) for _, role, x in found], message)
+    written = any(name in plan.writes for name, _, _ in bad)
+    if current.thread.repairing and bad and not written:
+        raise Repair([x for _, _, x in bad], index)
+
+
+def report(
+    session: Session, op: str, found: list[tuple[str, torch.Tensor]], message: str
+) -> None:
+    """Tell `on_mismatch` and record it; return where the answer is to repair.
+
+    Raises:
+        RuntimeError: the answer is to raise, or nobody was asked.
+    """
     where = locate()
     answer = "raise"
     if session.on_mismatch is not None:
-        info = MismatchInfo(op=plan.name, operands=operands, message=message, location=where)
+        operands = tuple(
+            Operand(role=role, tensor=x, device=session.device_name(x)) for role, x in found
+        )
+        info = MismatchInfo(op=op, operands=operands, message=message, location=where)
         answer = session.on_mismatch(info)
-    session.record(
-        Mismatch(op=plan.name, message=message, location=where, repaired=answer == "repair")
-    )
+    session.record(Mismatch(op=op, message=message, location=where, repaired=answer == "repair"))
     if answer != "repair":
-        raise RuntimeError(message)
-    if current.thread.repairing:
-        raise Repair([x for _, _, x in bad], index)
+        raise Refused(message)
+
+
+class Refused(RuntimeError):
+    """A mismatch that has been reported; to a script it is a `RuntimeError`."""
 
 
 def _words(

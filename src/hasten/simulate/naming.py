@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hasten.simulate import current
 from hasten.simulate.backend import BACKEND, MOST_DEVICES
-from hasten.simulate.mixing import Repair
+from hasten.simulate.mixing import Refused, Repair, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,8 @@ def translated(error: BaseException) -> BaseException:
         text = text.split("\n")[0].split(". This could be because")[0]
         text += ". The simulated accelerator does not have this operator; see docs/simulate.md."
     try:
+        if isinstance(error, Refused):
+            return error
         return type(error)(text).with_traceback(error.__traceback__)
     except TypeError:
         return error
@@ -165,6 +167,14 @@ def _repairing(func: Any, handler: Any, args: Any, kwargs: dict[str, Any] | None
             if moved is None:
                 break
             args, kwargs = moved
+        except Refused:
+            raise
+        except RuntimeError as error:
+            # A check in PyTorch's own code, before any operator ran.
+            mixed = _mixed_call(func, args, kwargs, error)
+            if mixed is None:
+                raise
+            args, kwargs = mixed
         finally:
             thread.repairing = before
     thread.repairing = False  # the operands are not the call's own: repair below autograd
@@ -172,6 +182,25 @@ def _repairing(func: Any, handler: Any, args: Any, kwargs: dict[str, Any] | None
         return handler(func, args, kwargs) if handler is not None else func(*args, **kwargs)
     finally:
         thread.repairing = before
+
+
+def _mixed_call(func: Any, args: Any, kwargs: dict[str, Any], error: RuntimeError) -> Any:
+    """Report an error about devices; the call with its host tensors moved; None: not about them."""
+    message = str(translated(error))
+    if "device" not in message or not ("cpu" in message or "cuda:" in message):
+        return None
+    found: list[tuple[str, torch.Tensor]] = []
+    names = [*((f"argument {i}", x) for i, x in enumerate(args)), *kwargs.items()]
+    for name, value in names:
+        group = value if isinstance(value, (list, tuple)) else (value,)
+        found.extend((name, x) for x in group if isinstance(x, _Tensor))
+    devices = {"cpu" if x.is_cpu else "cuda" for _, x in found}
+    if len(devices) < 2:
+        return None
+    session = current.require()
+    report(session, getattr(func, "__name__", "?"), found, message)
+    index = next(session.index_of(x) for _, x in found if not x.is_cpu)
+    return _moved((args, kwargs), Repair([x for _, x in found if x.is_cpu and x.dim()], index))
 
 
 def _moved(call: Any, repair: Repair) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hasten.simulate import current
+from hasten.simulate import current, mixing
 from hasten.simulate.backend import on_host, strided, view_like
 from hasten.simulate.kernel import execute, rebind
 from hasten.simulate.plan import Plan, plan_of
@@ -156,10 +156,13 @@ def _pack(
     if not lengths.is_cpu:
         kind = str(lengths.dtype).removeprefix("torch.")
         word = {"int64": "Long", "int32": "Int", "float32": "Float"}.get(kind, kind)
-        raise RuntimeError(
+        message = (
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
             f"{lengths.dim()}D {session.device_name(lengths)} {word} tensor"
         )
+        found = [("input", x), ("lengths", lengths)]
+        mixing.report(session, "_pack_padded_sequence", found, message)
+        lengths = on_host(lengths).clone()
     data, sizes = torch.ops.aten._pack_padded_sequence.default(on_host(x), lengths, batch_first)
     return session.adopt(data, session.index_of(x)), sizes
 

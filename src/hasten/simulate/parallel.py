@@ -9,6 +9,7 @@ import torch
 from hasten.simulate import current
 from hasten.simulate.backend import BACKEND
 from hasten.simulate.naming import checked, index_of_name, is_simulated
+from hasten.simulate.streams import default_stream
 
 
 def _indices(devices: Any) -> list[int]:
@@ -90,6 +91,14 @@ def _gather(tensors: Any, dim: int = 0, destination: Any = None, *, out: Any = N
     index = 0 if destination is None else _indices([destination])[0]
     return torch.cat([_on(x, index) for x in tensors], dim)
 
+
+def _get_stream(device: torch.device) -> Any:
+    index = index_of_name(device)
+    return None if index is None else default_stream(torch.device("cuda", index))
+
+
+FUNCTIONS: dict[str, Any] = {"_get_stream": _get_stream}
+"""Set on `torch.nn.parallel._functions` while a simulation runs."""
 
 COMM: dict[str, Any] = {
     "broadcast": _broadcast,

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 import torch.utils._device
 import torch.utils.data
@@ -15,6 +16,8 @@ from hasten.errors import UsageError
 from hasten.simulate import (
     autocast,
     backend,
+    backward,
+    compiling,
     cuda_module,
     current,
     operators,
@@ -170,6 +173,7 @@ class Simulation:
         patch.set_all(torch.cuda, cuda_module.cuda_functions())
         patch.set_all(torch.accelerator, cuda_module.accelerator_functions())
         patch.set_all(torch.nn.parallel.comm, parallel.COMM)
+        patch.set_all(torch.nn.parallel._functions, parallel.FUNCTIONS)
         patch.set(
             torch.serialization, "location_tag", persistence.tag(torch.serialization.location_tag)
         )
@@ -182,8 +186,9 @@ class Simulation:
         patch.set(torch.backends.cuda, "is_built", lambda: True)
         patch.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         patch.set_all(torch, autocast.functions())
+        patch.set(torch, "compile", compiling.compile_)
         self._patch_defaults()
-        self._patch_backward()
+        backward.patch(self._patches, self._mode)
         self._patch_threads()
 
     def _patch_defaults(self) -> None:
@@ -202,18 +207,6 @@ class Simulation:
 
         self._patches.set(context, "__init__", init)
         self._patches.set(torch, "get_default_device", get_default_device)
-
-    def _patch_backward(self) -> None:
-        """Keep the names known in hooks and recomputed forwards, which a backward pass calls."""
-        run, mode = torch.autograd._engine_run_backward, self._mode
-
-        def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if torch._C._len_torch_function_stack():
-                return run(*args, **kwargs)
-            with mode:
-                return run(*args, **kwargs)
-
-        self._patches.set(torch.autograd, "_engine_run_backward", engine_run_backward)
 
     def _patch_threads(self) -> None:
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from hasten.simulate import current
-from hasten.simulate.backend import BACKEND
+from hasten.simulate.backend import BACKEND, MOST_DEVICES
 from hasten.simulate.naming import HANDLERS, backend_device, index_of_name, is_simulated
 
 _Tensor = torch.Tensor
 _Base = torch._C.TensorBase  # type: ignore[attr-defined]
 _raw_device = _Base.device.__get__
-_CUDA = [torch.device("cuda", index) for index in range(16)]
+_CUDA = [torch.device("cuda", index) for index in range(MOST_DEVICES)]
 
 
 def _device(self: torch.Tensor) -> torch.device:
@@ -31,13 +31,13 @@ def _device(self: torch.Tensor) -> torch.device:
 
 
 _TORCH = str(Path(torch.__file__).parent)
-_SAYS = ("_tensor_str.py", "_tensor.py", "_utils.py", "serialization.py", "storage.py")
+_FUNCTIONAL = ("functional.py", "linear_cross_entropy.py")
 _modes = torch._C._len_torch_function_stack
 
 
 @lru_cache(maxsize=None)
 def _hands_on(file: str) -> bool:
-    return file.startswith(_TORCH) and not file.endswith(_SAYS)
+    return file.startswith(_TORCH) and file.endswith(_FUNCTIONAL)
 
 
 def _is_cuda(self: torch.Tensor) -> bool:
@@ -49,10 +49,15 @@ def _get_device(self: torch.Tensor) -> int:
     return -1 if found.type == "cpu" else int(found.index)
 
 
+def _record_stream(self: torch.Tensor, stream: Any) -> None:
+    """Nothing to do: memory lives as long as its tensors."""
+
+
 PROPERTIES: dict[str, Any] = {
     "device": property(_device),
     "is_cuda": property(_is_cuda),
     "get_device": _get_device,
+    "record_stream": _record_stream,
 }
 """Set on `torch.Tensor` while a simulation runs."""
 
@@ -201,10 +206,6 @@ def _is_pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return current.require().host.is_pinned(args[0])
 
 
-def _record_stream(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return None
-
-
 def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     if not is_simulated(x):
@@ -273,7 +274,6 @@ def handlers() -> dict[Any, Any]:
         _Tensor.type: _type,
         _Tensor.pin_memory: _pin_memory,
         _Tensor.is_pinned: _is_pinned,
-        _Tensor.record_stream: _record_stream,
         _Tensor.new: _new,
         _Tensor.data.__set__: _set_data,
         torch._has_compatible_shallow_copy_type: _compatible,
