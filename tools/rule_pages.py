@@ -1,7 +1,7 @@
 """Write docs/rules/: one page a rule from its docstring, and a list of all.
 
-    python tools/rule_pages.py          write them
-    python tools/rule_pages.py --check  exit with 1 if one is not as it would be written
+python tools/rule_pages.py          write them
+python tools/rule_pages.py --check  exit with 1 if one is not as it would be written
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ def pages() -> dict[str, str]:
         [
             "# Rules",
             "",
-            "What `hasten check` looks for. The severity is that of a proven case: where the proof is",
-            "incomplete a rule says less, and a suggestion never fails a check. `hasten check --explain",
-            "HST101` prints a page. Rules marked *reading* need no run; running finds many of their",
+            "What `hasten check` looks for. The severity is that of a proven case: where the"
+            " proof is",
+            "incomplete a rule says less, and a suggestion never fails a check. `hasten"
+            " check --explain",
+            "HST101` prints a page. Rules marked *reading* need no run; running finds many"
+            " of their",
             "faults too, and the rest only running can see.",
             "",
             "| code | name | severity | found by | what |",
             "| --- | --- | --- | --- | --- |",
             *rows,
             "",
-            "Switch a rule off on one line with `# hasten: ignore[HST101]` (`# hasten: ignore` for all",
+            "Switch a rule off on one line with `# hasten: ignore[HST101]` (`# hasten:"
+            " ignore` for all",
             "rules), or in pyproject.toml:",
             "",
             "```toml",

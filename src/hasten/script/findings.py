@@ -163,7 +163,9 @@ def _same(one: Finding, other: Finding) -> bool:
     if not alike:
         return False
     return (
-        _place(one) == _place(other) or _place(one) in _others(other) or _place(other) in _others(one)
+        _place(one) == _place(other)
+        or _place(one) in _others(other)
+        or _place(other) in _others(one)
     )
 
 
@@ -207,7 +209,9 @@ def merge(static: Sequence[Finding], rehearsed: Sequence[Finding]) -> list[Findi
     """
     result = list(static)
     for seen in rehearsed:
-        exact = [i for i, f in enumerate(result) if f.code == seen.code and _place(f) == _place(seen)]
+        exact = [
+            i for i, f in enumerate(result) if f.code == seen.code and _place(f) == _place(seen)
+        ]
         close = exact or [i for i, f in enumerate(result) if _same(f, seen)]
         if close:
             result[close[0]] = _joined(result[close[0]], seen)

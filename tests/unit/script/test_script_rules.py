@@ -38,7 +38,9 @@ def test_each_handed_case_is_found_where_it_says_and_nothing_else_is_an_error(pa
         assert _proven(found) == []
 
 
-@pytest.mark.parametrize("path", sorted(RULES.glob("*/bad*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(RULES.glob("*/bad*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
 def test_bad_fixtures_are_found_at_their_marks_and_nowhere_else(path: Path) -> None:
     marks = [
         (number, match[1], match[2])
@@ -52,7 +54,9 @@ def test_bad_fixtures_are_found_at_their_marks_and_nowhere_else(path: Path) -> N
     assert errors <= {(n, code) for n, _, code in marks}
 
 
-@pytest.mark.parametrize("path", sorted(RULES.glob("*/good*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(RULES.glob("*/good*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
 def test_good_fixtures_have_no_error_and_no_warning(path: Path) -> None:
     assert _proven(check_file(path)) == []
 

@@ -15,7 +15,9 @@ def _finding(code: str = "HST104", line: int = 5, **more: object) -> Finding:
 
 
 def test_one_code_at_one_line_is_one_finding_with_both_messages_and_the_count() -> None:
-    seen = Finding(code="HST104", file="a.py", line=5, message="seen", found_by="rehearsal", count=3)
+    seen = Finding(
+        code="HST104", file="a.py", line=5, message="seen", found_by="rehearsal", count=3
+    )
     (joined,) = merge([_finding()], [seen])
     assert (joined.found_by, joined.count, joined.line) == ("both", 3, 5)
     assert joined.message == "HST104 at 5\nseen"
@@ -31,14 +33,19 @@ def test_a_mismatch_that_a_rule_names_as_related_is_the_same_fault() -> None:
 
 def test_other_kinds_and_other_lines_stay_apart_and_in_order() -> None:
     static = [_finding("HST120", 9), _finding("HST104", 5)]
-    seen = [_finding("HST122", 9, found_by="rehearsal"), _finding("HST104", 7, found_by="rehearsal")]
+    seen = [
+        _finding("HST122", 9, found_by="rehearsal"),
+        _finding("HST104", 7, found_by="rehearsal"),
+    ]
     assert [(f.line, f.code) for f in merge(static, seen)] == [
         (5, "HST104"), (7, "HST104"), (9, "HST120"), (9, "HST122"),
     ]  # fmt: skip
 
 
 def test_the_worse_severity_is_kept_and_suggestions_never_fail() -> None:
-    (joined,) = merge([_finding("HST120", severity="suggestion")], [_finding("HST120", severity="warning")])
+    (joined,) = merge(
+        [_finding("HST120", severity="suggestion")], [_finding("HST120", severity="warning")]
+    )
     assert joined.severity == "warning"
     assert not fails([_finding(severity="suggestion")])
     assert fails([joined])
@@ -54,7 +61,8 @@ def test_findings_go_to_json_and_back() -> None:
 def test_text_shows_the_code_with_a_mark_and_the_related_lines() -> None:
     lines = ["import torch", "x = torch.zeros(3)", "", "", "y = x + z"]
     finding = Finding(
-        code="HST104", file="a.py", line=2, column=5, message="made on the CPU", fix="device=z.device",
+        code="HST104", file="a.py", line=2, column=5, message="made on the CPU",
+        fix="device=z.device",
         related=(Related("a.py", 5, "meets z"), Related("gone.py", 3, "elsewhere")),
     )  # fmt: skip
     shown = output.text([finding], lines_of=lambda name: lines if name == "a.py" else [])
@@ -78,13 +86,26 @@ def test_json_is_one_object_with_what_the_design_names() -> None:
     made = json.loads(output.as_json([_finding()], script="a.py", steps=3, devices=2))
     assert {"hasten", "schema", "script", "findings", "steps", "devices", "exit"} <= made.keys()
     assert (made["exit"], made["steps"], made["devices"]) == (1, 3, 2)
-    keys = {"code", "name", "severity", "file", "line", "column", "message", "fix", "found_by", "count"}
+    keys = {
+        "code",
+        "name",
+        "severity",
+        "file",
+        "line",
+        "column",
+        "message",
+        "fix",
+        "found_by",
+        "count",
+    }
     assert keys <= made["findings"][0].keys()
     assert json.loads(output.as_json([], script="a.py"))["exit"] == 0
 
 
 def test_github_escapes_what_would_end_a_command() -> None:
-    finding = Finding(code="HST101", file="a,b:c.py", line=2, message="100%\nsecond", severity="suggestion")
+    finding = Finding(
+        code="HST101", file="a,b:c.py", line=2, message="100%\nsecond", severity="suggestion"
+    )
     assert output.github([finding]) == (
         "::notice file=a%2Cb%3Ac.py,line=2,col=1,title=HST101 hard-coded-cuda::100%25%0Asecond\n"
     )
@@ -97,7 +118,10 @@ def test_sarif_has_rules_results_and_related_places() -> None:
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["HST104"]
     (result,) = run["results"]
     assert (result["ruleId"], result["level"], result["ruleIndex"]) == ("HST104", "error", 0)
-    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 5, "startColumn": 1}
+    assert result["locations"][0]["physicalLocation"]["region"] == {
+        "startLine": 5,
+        "startColumn": 1,
+    }
     related = result["relatedLocations"][0]
     assert related["physicalLocation"]["artifactLocation"]["uri"] == "b%20c.py"
     assert json.loads(output.sarif([]))["runs"][0]["results"] == []

@@ -57,7 +57,15 @@ def test_settings_that_cannot_be_meant_are_refused_with_the_file(table: object) 
 def test_a_notebook_is_one_program_and_findings_name_cell_and_line(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# Title"]},
-        {"cell_type": "code", "source": ["%matplotlib inline\n", "!pip list\n", "import torch\n", "from torch import nn"]},
+        {
+            "cell_type": "code",
+            "source": [
+                "%matplotlib inline\n",
+                "!pip list\n",
+                "import torch\n",
+                "from torch import nn",
+            ],
+        },
         {"cell_type": "code", "source": "%%bash\nls {"},
         {
             "cell_type": "code",
@@ -110,7 +118,9 @@ def test_files_without_torch_empty_files_and_odd_line_ends_are_fine(tmp_path: Pa
     assert [(f.code, f.line) for f in check_file(path)] == [("HST101", 3)]
 
 
-def test_folders_are_searched_for_files_and_notebooks_but_not_for_hidden_ones(tmp_path: Path) -> None:
+def test_folders_are_searched_for_files_and_notebooks_but_not_for_hidden_ones(
+    tmp_path: Path,
+) -> None:
     for name in ("a.py", "sub/b.py", ".hidden/c.py", "__pycache__/d.py", "venv/e.py", "f.txt"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -125,7 +135,9 @@ def test_a_very_long_or_deep_file_is_read_without_a_crash() -> None:
     deep = "import torch\nx = " + "(" * 80 + "1" + ")" * 80 + "\n"
     assert check_source(deep) == []
     branches = "".join(f"    if a[{i}]:\n        x = x + {i}\n" for i in range(400))
-    calls = "".join(f"def f{i}(x, a):\n    return f{i + 1}(x, a) + f{i + 1}(x, a)\n" for i in range(30))
+    calls = "".join(
+        f"def f{i}(x, a):\n    return f{i + 1}(x, a) + f{i + 1}(x, a)\n" for i in range(30)
+    )
     text = f"import torch\n{calls}def f30(x, a):\n{branches}    return x\nf0(torch.ones(3), [])\n"
     assert check_source(text) == []
 

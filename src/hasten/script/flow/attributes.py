@@ -61,12 +61,20 @@ class Attributes(State):
             if value.key and key in self.loose:
                 return self.loose[key]  # type: ignore[no-any-return]
             if name == "device":
-                place = value.place or ("dev" if value.key in ("accelerator", "fabric", "trainer") else None)
+                place = value.place or (
+                    "dev" if value.key in ("accelerator", "fabric", "trainer") else None
+                )
                 return DeviceValue(place, fallback=True)
-            return Unknown(key, value.place if name == "module" else None, graph=value.graph and name not in ("shape", "dtype"))
+            return Unknown(
+                key,
+                value.place if name == "module" else None,
+                graph=value.graph and name not in ("shape", "dtype"),
+            )
         if isinstance(value, Loader) and name == "dataset":
             return value.dataset
-        if isinstance(value, (Seq, Dict, Optimizer, Loader, Thing, Const)) or hasattr(value, "fields"):
+        if isinstance(value, (Seq, Dict, Optimizer, Loader, Thing, Const)) or hasattr(
+            value, "fields"
+        ):
             fields = getattr(value, "fields", {})
             if name in fields and isinstance(fields[name], Value):
                 return fields[name]  # type: ignore[no-any-return]
@@ -99,7 +107,9 @@ class Attributes(State):
             if found is not None:
                 return found
         if isinstance(value, Module):
-            if name in ("weight", "bias", "in_proj_weight") or name.startswith(("weight_", "bias_")):
+            if name in ("weight", "bias", "in_proj_weight") or name.startswith(
+                ("weight_", "bias_")
+            ):
                 return ParameterOf(value)
             if name == "device":
                 return DeviceValue(self.place_of(value), fallback=True)
@@ -114,7 +124,11 @@ class Attributes(State):
         key = self.cls_key(value, name)
         if value.cls is not None and name in value.cls.fields:
             return Unknown(key)
-        return Unknown(key) if value.cls is None or not value.cls.libraries() else LibMethod(value, name, node)
+        return (
+            Unknown(key)
+            if value.cls is None or not value.cls.libraries()
+            else LibMethod(value, name, node)
+        )
 
     def cls_key(self, value: Instance | Module, name: str) -> str:
         """How an unknown attribute is spelled."""
@@ -125,8 +139,12 @@ class Attributes(State):
         if isinstance(found, Tensor) and not found.registered and found.place == "cpu":
             node, in_init = value.extra.get("assigned", {}).get(name, (None, False))
             kind = "attribute" if isinstance(value, Module) else "field"
-            if node is not None and (found.origin is None or found.origin.kind not in ("attribute", "batch", "field")):
-                origin = Origin(kind, node, owner=value, name=name, inner=found.origin, in_init=in_init)
+            if node is not None and (
+                found.origin is None or found.origin.kind not in ("attribute", "batch", "field")
+            ):
+                origin = Origin(
+                    kind, node, owner=value, name=name, inner=found.origin, in_init=in_init
+                )
                 return found.but(origin=origin)
         return found if isinstance(found, Value) else Unknown(name)
 
@@ -142,7 +160,13 @@ class Attributes(State):
         if name == "shape":
             return Seq("tuple", None, Unknown("shape"))
         if name == "is_cuda":
-            return Guard() if tensor.place == "dev" else Const(False) if tensor.place == "cpu" else Unknown()
+            return (
+                Guard()
+                if tensor.place == "dev"
+                else Const(False)
+                if tensor.place == "cpu"
+                else Unknown()
+            )
         if name in ("ndim", "dtype", "requires_grad", "layout", "grad_fn", "is_leaf"):
             return Unknown(name)
         return LibMethod(value, name, node)
@@ -155,7 +179,9 @@ class Attributes(State):
             return tensor.but(origin=origin, registered=False)
         return tensor
 
-    def store(self, node: cst.CSTNode, receiver: Value, name: str, value: Value, target: cst.CSTNode) -> None:
+    def store(
+        self, node: cst.CSTNode, receiver: Value, name: str, value: Value, target: cst.CSTNode
+    ) -> None:
         """`receiver.name = value`."""
         if isinstance(receiver, (Module, Instance)):
             self.put(receiver.fields, name, value)
@@ -195,7 +221,7 @@ class Attributes(State):
             for name in ("__iter__", "__getitem__"):
                 method = value.cls.find(name)
                 if isinstance(method, Function):
-                    args = [Unknown()] if name == "__getitem__" else []
+                    args: list[Value] = [Unknown()] if name == "__getitem__" else []
                     got = self.call_function(node, method.bind(value), args, {})
                     return got if name == "__getitem__" else self.item_of(got, node)
         if isinstance(value, Unknown):
@@ -220,7 +246,10 @@ class Attributes(State):
                 return Unknown()
             return self.item_of(value, node)
         if isinstance(value, Dict):
-            if isinstance(first, Const) and (known := value.fields.get(("items", first.value))) is not None:
+            if (
+                isinstance(first, Const)
+                and (known := value.fields.get(("items", first.value))) is not None
+            ):
                 return known  # type: ignore[no-any-return]
             if value.fields["elem"] is not None and isinstance(first, Const):
                 return value.fields["elem"]  # type: ignore[no-any-return]
@@ -255,7 +284,9 @@ class Attributes(State):
                 mixed = True
         return mixed
 
-    def set_item(self, node: cst.CSTNode, receiver: Value, index: list[Value | None], value: Value) -> None:
+    def set_item(
+        self, node: cst.CSTNode, receiver: Value, index: list[Value | None], value: Value
+    ) -> None:
         """`receiver[index] = value`."""
         first = index[0] if index else None
         tensor = self.tensor(receiver)
@@ -269,7 +300,12 @@ class Attributes(State):
                 self.put(receiver.fields, "elem", value if old is None else join(old, value))
         elif isinstance(receiver, Seq):
             items = receiver.items
-            if isinstance(first, Const) and isinstance(first.value, int) and items is not None and -len(items) <= first.value < len(items):
+            if (
+                isinstance(first, Const)
+                and isinstance(first.value, int)
+                and items is not None
+                and -len(items) <= first.value < len(items)
+            ):
                 changed = list(items)
                 changed[first.value] = value
                 self.put(receiver.fields, "items", changed)
@@ -333,9 +369,14 @@ def _ndim_after(ndim: int | None, index: list[Value | None]) -> int | None:
     if any(isinstance(part, (Tensor, ParameterOf)) for part in index):
         return SOME
     if not all(part is None or isinstance(part, Const) for part in index):
-        return None if ndim != SOME and len(index) >= ndim else (SOME if any(p is None for p in index) else None)
+        return (
+            None
+            if ndim != SOME and len(index) >= ndim
+            else (SOME if any(p is None for p in index) else None)
+        )
     numbers = sum(
-        isinstance(p, Const) and isinstance(p.value, int) and not isinstance(p.value, bool) for p in index
+        isinstance(p, Const) and isinstance(p.value, int) and not isinstance(p.value, bool)
+        for p in index
     )
     added = sum(isinstance(p, Const) and p.value is None for p in index)
     if ndim == SOME:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,15 @@ class Calls(Containers):
         super().__init__()
         self.entered: dict[Any, int] = {}
 
-    def call_attribute(self, node: cst.Call, receiver: Value, name: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def call_attribute(
+        self,
+        node: cst.Call,
+        receiver: Value,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        loose: bool,
+    ) -> Value:
         """`receiver.name(...)`."""
         if isinstance(receiver, Lib):
             return self.call(node, self.attribute(node.func, receiver, name), args, kwargs, loose)
@@ -53,7 +62,10 @@ class Calls(Containers):
         for loop in self.loops():
             loop.calls.add(name)
         if isinstance(receiver, (Tensor, ParameterOf)):
-            return self.tensor_method(node, receiver, name, args, kwargs)
+            result = self.tensor_method(node, receiver, name, args, kwargs)
+            if name == "backward":
+                self._has_graph(node, receiver)
+            return result
         if isinstance(receiver, (Module, Instance)):
             func = self.attribute(node.func, receiver, name)
             if isinstance(func, LibMethod):
@@ -66,15 +78,42 @@ class Calls(Containers):
                 return self.call_function(node, bound, args, kwargs)
             if name == "__init__" and args:
                 return Const(None)
-        return self.method(node, receiver, name, args, kwargs, loose)
+        result = self.method(node, receiver, name, args, kwargs, loose)
+        if name == "backward":
+            self._has_graph(node, receiver)
+        return result
 
-    def call(self, node: cst.CSTNode, func: Value, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def _has_graph(self, node: cst.Call, receiver: Value) -> None:
+        """What `backward` is called on has a graph, whatever else is known of it."""
+        base = node.func.value if isinstance(node.func, cst.Attribute) else None
+        if not isinstance(base, cst.Name) or not isinstance(receiver, (Tensor, Unknown)):
+            return
+        home = self.scope.home(base.value)
+        if home is not None and not receiver.graph:
+            self.put(home.names, base.value, dataclasses.replace(receiver, graph=True))
+
+    def call(
+        self,
+        node: cst.CSTNode,
+        func: Value,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        loose: bool,
+    ) -> Value:
         """`func(...)`."""
         if isinstance(func, Lib):
             for loop in self.loops():
                 loop.calls.add(func.path.rsplit(".", 1)[-1])
             result = self.call_library(node, func.path, args, kwargs, loose)
-            self.note("call", node, name=func.path, args=tuple(args), kwargs=kwargs, result=result, data={"loose": loose})
+            self.note(
+                "call",
+                node,
+                name=func.path,
+                args=tuple(args),
+                kwargs=kwargs,
+                result=result,
+                data={"loose": loose},
+            )
             return result
         if isinstance(func, Function):
             return self.call_function(node, func, args, kwargs)
@@ -90,9 +129,18 @@ class Calls(Containers):
                 return self.call_function(node, method.bind(func), args, kwargs)
         return self.call_unknown(node, func, args, kwargs)
 
-    def call_unknown(self, node: cst.CSTNode, func: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def call_unknown(
+        self, node: cst.CSTNode, func: Value, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """A call of something that nothing is known of; functions given to it may be called."""
-        self.note("unknown-call", node, name=getattr(func, "key", ""), receiver=func, args=tuple(args), kwargs=kwargs)
+        self.note(
+            "unknown-call",
+            node,
+            name=getattr(func, "key", ""),
+            receiver=func,
+            args=tuple(args),
+            kwargs=kwargs,
+        )
         self.escape(node, [*args, *kwargs.values()])
         graph = isinstance(func, Unknown) and func.graph and not self.no_grad()
         place = func.place if isinstance(func, Unknown) and func.graph else None
@@ -110,9 +158,21 @@ class Calls(Containers):
 
     # -- functions of the script --------------------------------------------------------
 
-    def call_function(self, node: cst.CSTNode, func: Function, args: list[Value], kwargs: dict[str, Value], *, guess: bool = False) -> Value:
+    def call_function(
+        self,
+        node: cst.CSTNode,
+        func: Function,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        *,
+        guess: bool = False,
+    ) -> Value:
         """Follow a function of the script; with `guess` its parameters are not known."""
-        depth = sum(1 for frame in self.frames if frame.function is not None and frame.function.node is func.node)
+        depth = sum(
+            1
+            for frame in self.frames
+            if frame.function is not None and frame.function.node is func.node
+        )
         if depth > 1 or len(self.frames) > _DEEPEST or self.entered.get(func.node, 0) > _OFTEN:
             return Unknown(graph=False)
         self.entered[func.node] = self.entered.get(func.node, 0) + 1
@@ -159,17 +219,27 @@ class Calls(Containers):
                 names[name] = func.defaults.get(name) or Unknown(name, argument=True)
         if isinstance(params.star_arg, cst.Param):
             known = left if left or not self.assumed else None
-            names[params.star_arg.name.value] = Seq("tuple", known, None if known is not None else Unknown())
+            names[params.star_arg.name.value] = Seq(
+                "tuple", known, None if known is not None else Unknown()
+            )
         for param in params.kwonly_params:
             name = param.name.value
             found = given.pop(name, None)
-            names[name] = found if found is not None else func.defaults.get(name) or Unknown(name, argument=True)
+            names[name] = (
+                found
+                if found is not None
+                else func.defaults.get(name) or Unknown(name, argument=True)
+            )
         if params.star_kwarg is not None:
-            names[params.star_kwarg.name.value] = Dict(dict(given), Unknown() if self.assumed else None)
+            names[params.star_kwarg.name.value] = Dict(
+                dict(given), Unknown() if self.assumed else None
+            )
 
     # -- classes of the script ----------------------------------------------------------
 
-    def instantiate(self, node: cst.CSTNode, cls: ClassValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def instantiate(
+        self, node: cst.CSTNode, cls: ClassValue, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """An object of a class of the script."""
         libraries = cls.libraries()
         if any(p.startswith("enum.") for p in libraries):
@@ -177,7 +247,9 @@ class Calls(Containers):
         made: Module | Instance
         origin = self.origin("module" if cls.is_module() else "other", node)
         if cls.is_module():
-            lib = next((p for p in libraries if p.startswith("torch.nn.") and p != "torch.nn.Module"), "")
+            lib = next(
+                (p for p in libraries if p.startswith("torch.nn.") and p != "torch.nn.Module"), ""
+            )
             made = Module(lib, cls, origin=origin)
             if lib.rsplit(".", 1)[-1] in tables.WITH_PARAMETERS:
                 self.put(made.fields, "#place", self.default_place)
@@ -194,7 +266,7 @@ class Calls(Containers):
             for name, value in kwargs.items():
                 self.put(made.fields, name, value)
             if args or kwargs:
-                where = {name: (node, True) for name in cls.fields}
+                where = dict.fromkeys(cls.fields, (node, True))
                 made.extra.setdefault("assigned", {}).update(where)
             if isinstance(made, Module) and made.lib.rsplit(".", 1)[-1] in tables.CONTAINERS:
                 self._fill(made, args, False)
@@ -205,15 +277,27 @@ class Calls(Containers):
 
     # -- things of the library ----------------------------------------------------------
 
-    def method(self, node: cst.CSTNode, receiver: Value, name: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def method(
+        self,
+        node: cst.CSTNode,
+        receiver: Value,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        loose: bool,
+    ) -> Value:
         """A method of something of a library."""
         if isinstance(receiver, (Tensor, ParameterOf)):
             return self.tensor_method(node, receiver, name, args, kwargs)
         if isinstance(receiver, Module):
-            if receiver.cls is not None and receiver.cls.find(name) is None and self._is_super(name):
+            if (
+                receiver.cls is not None
+                and receiver.cls.find(name) is None
+                and self._is_super(name)
+            ):
                 return Const(None)
             return self.module_method(node, receiver, name, args, kwargs)
-        handler: Callable[..., Value] | None = {
+        handlers: dict[type, Callable[..., Value]] = {
             Seq: self.seq_method,
             Dict: self.dict_method,
             Optimizer: self.optimizer_method,
@@ -223,7 +307,8 @@ class Calls(Containers):
             Const: self.const_method,
             DeviceValue: self.const_method,
             Guard: self.const_method,
-        }.get(type(receiver))  # type: ignore[call-overload]
+        }
+        handler = handlers.get(type(receiver))
         if handler is not None:
             return handler(node, receiver, name, args, kwargs)
         if isinstance(receiver, Instance):

@@ -28,7 +28,9 @@ from hasten.script.flow.values import (
 class Containers(Loading):
     """Model what holds other values."""
 
-    def seq_method(self, node: cst.CSTNode, seq: Seq, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def seq_method(
+        self, node: cst.CSTNode, seq: Seq, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """A method of a list, tuple, set or iterator."""
         if name in ("append", "appendleft", "add", "insert") and args:
             value = args[-1]
@@ -62,13 +64,19 @@ class Containers(Loading):
     def _cleared(self, value: Value) -> None:
         value.extra["cleared"] = True  # type: ignore[attr-defined]
 
-    def dict_method(self, node: cst.CSTNode, value: Dict, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def dict_method(
+        self, node: cst.CSTNode, value: Dict, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """A method of a dict."""
         if name == "items":
             known = value.known()
             if known and value.fields["elem"] is None and len(known) <= 6:
                 return Seq("iter", [Seq("tuple", [Const(k), v]) for k, v in known.items()])
-            return Seq("iter", None, Seq("tuple", [Unknown("key"), self.join_all(value.values() or [Unknown()])]))
+            return Seq(
+                "iter",
+                None,
+                Seq("tuple", [Unknown("key"), self.join_all(value.values() or [Unknown()])]),
+            )
         if name == "values":
             return Seq("iter", None, self.join_all(value.values() or [Unknown()]))
         if name == "keys":
@@ -76,7 +84,10 @@ class Containers(Loading):
         if name in ("get", "pop", "setdefault") and args:
             if name == "pop":
                 self._cleared(value)
-            if isinstance(args[0], Const) and (found := value.fields.get(("items", args[0].value))) is not None:
+            if (
+                isinstance(args[0], Const)
+                and (found := value.fields.get(("items", args[0].value))) is not None
+            ):
                 return found  # type: ignore[no-any-return]
             if name == "setdefault" and len(args) > 1:
                 self.set_item(node, value, [args[0]], args[1])
@@ -104,12 +115,23 @@ class Containers(Loading):
 
     # -- training -----------------------------------------------------------------------
 
-    def optimizer_method(self, node: cst.CSTNode, optimizer: Optimizer, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def optimizer_method(
+        self,
+        node: cst.CSTNode,
+        optimizer: Optimizer,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of an optimizer."""
         if name == "step":
             self.optimizer_step(node, optimizer)
             closure = args[0] if args else kwargs.get("closure")
-            return self.call(node, closure, [], {}, False) if isinstance(closure, Function) else Const(None)
+            return (
+                self.call(node, closure, [], {}, False)
+                if isinstance(closure, Function)
+                else Const(None)
+            )
         if name == "zero_grad":
             self.note("zero-grad", node, receiver=optimizer)
         if name == "load_state_dict":
@@ -127,7 +149,14 @@ class Containers(Loading):
             loop.has_step = True
         self.note("step", node, receiver=optimizer)
 
-    def scaler_method(self, node: cst.CSTNode, scaler: Scaler, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def scaler_method(
+        self,
+        node: cst.CSTNode,
+        scaler: Scaler,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of a gradient scaler."""
         self.note("scaler", node, name=name, receiver=scaler, args=tuple(args))
         if name == "scale" and args:
@@ -138,7 +167,14 @@ class Containers(Loading):
             return Dict({}, Unknown(), origin=self.origin("state", node, owner=scaler))
         return Unknown(name)
 
-    def thing_method(self, node: cst.CSTNode, thing: Thing, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def thing_method(
+        self,
+        node: cst.CSTNode,
+        thing: Thing,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of some other library object."""
         if thing.lib == "argparse":
             if name == "parse_args":
@@ -146,7 +182,9 @@ class Containers(Loading):
                 made.fields.update(thing.extra.get("options", {}))
                 return made
             if name == "parse_known_args":
-                return Seq("tuple", [self.thing_method(node, thing, "parse_args", args, kwargs), Unknown()])
+                return Seq(
+                    "tuple", [self.thing_method(node, thing, "parse_args", args, kwargs), Unknown()]
+                )
             if name == "add_argument":
                 self._option(thing, args, kwargs)
             if name in ("add_argument_group", "add_mutually_exclusive_group"):
@@ -162,7 +200,9 @@ class Containers(Loading):
             return Const(None)
         return Unknown(name)
 
-    def _meet_distribution(self, node: cst.CSTNode, thing: Thing, name: str, args: list[Value]) -> None:
+    def _meet_distribution(
+        self, node: cst.CSTNode, thing: Thing, name: str, args: list[Value]
+    ) -> None:
         own = Tensor(thing.extra.get("place"), -1)
         self.meet(node, f"{name}(...)", [("", own), *[("", a) for a in args]], strict=False)
 
@@ -178,11 +218,25 @@ class Containers(Loading):
         else:
             options[key] = Unknown(f"args.{key}")
 
-    def loader_method(self, node: cst.CSTNode, loader: Loader, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def loader_method(
+        self,
+        node: cst.CSTNode,
+        loader: Loader,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of a loader."""
         return self.batch(loader, node) if name in ("__next__", "next") else Unknown(name)
 
-    def const_method(self, node: cst.CSTNode, value: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def const_method(
+        self,
+        node: cst.CSTNode,
+        value: Value,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of a string or number."""
         if isinstance(value, Const) and isinstance(value.value, str):
             if name == "format":
@@ -192,13 +246,25 @@ class Containers(Loading):
                     return Const(value.value)
             if name == "startswith":
                 return Unknown()
-        if isinstance(value, DeviceValue) and name == "startswith" and args and isinstance(args[0], Const):
+        if (
+            isinstance(value, DeviceValue)
+            and name == "startswith"
+            and args
+            and isinstance(args[0], Const)
+        ):
             return self._compared(node, value, cst.Equal(), args[0])
         return Unknown(name)
 
     # -- what is not known --------------------------------------------------------------
 
-    def instance_method(self, node: cst.CSTNode, value: Instance, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def instance_method(
+        self,
+        node: cst.CSTNode,
+        value: Instance,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method that an object of the script has from a library, or from nowhere known."""
         if value.extra.get("optimizer"):
             if name == "step":
@@ -206,7 +272,14 @@ class Containers(Loading):
             return Const(None)
         return self.unknown_method(node, Unknown(self.cls_key(value, "self")), name, args, kwargs)
 
-    def unknown_method(self, node: cst.CSTNode, receiver: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def unknown_method(
+        self,
+        node: cst.CSTNode,
+        receiver: Value,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of something unknown."""
         known = receiver if isinstance(receiver, Unknown) else Unknown()
         if name == "backward":
@@ -217,7 +290,9 @@ class Containers(Loading):
         if name in ("to", "cuda", "cpu"):
             return self._unknown_move(node, known, name, args, kwargs)
         if name == "step" and "sched" not in known.key.lower():
-            self.optimizer_step(node, args[0] if args and isinstance(args[0], (Optimizer, Unknown)) else known)
+            self.optimizer_step(
+                node, args[0] if args and isinstance(args[0], (Optimizer, Unknown)) else known
+            )
             if args and isinstance(args[0], Function):
                 self.call(node, args[0], [], {}, False)
             return Const(None)
@@ -238,11 +313,19 @@ class Containers(Loading):
         graph = known.graph and not self.no_grad()
         return Unknown("", place=None, graph=graph)
 
-    def _unknown_move(self, node: cst.CSTNode, known: Unknown, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _unknown_move(
+        self,
+        node: cst.CSTNode,
+        known: Unknown,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         target: Any = kwargs.get("device") or (args[0] if args else None)
-        place = self.device_place(target) if name == "to" else ("cpu" if name == "cpu" else "dev")
-        if name == "to" and (tensor := self.tensor(target)) is not None:
-            place = tensor.place
+        place: Any = "cpu" if name == "cpu" else "dev"
+        if name == "to":
+            tensor = self.tensor(target)
+            place = tensor.place if tensor is not None else self.device_place(target)
         for module in known.options:
             self.move_module(node, module, place)
         if place is None and name == "to":

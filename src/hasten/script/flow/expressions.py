@@ -1,5 +1,8 @@
 """Expressions: what each gives, and what reading it tells."""
 
+# A method for each kind of node is named after it, as LibCST names them.
+# ruff: noqa: N802, D102, SIM905
+
 from __future__ import annotations
 
 import ast
@@ -30,9 +33,10 @@ from hasten.script.flow.values import (
 )
 
 _BUILTINS = frozenset(
-    "len range enumerate zip list tuple dict set map filter sum min max sorted reversed iter next"
-    " float int bool str print isinstance getattr setattr hasattr super abs round any all type"
-    " repr format open id vars callable exit quit delattr divmod pow frozenset object slice".split()
+    "len range enumerate zip list tuple dict set map filter sum min max sorted reversed iter"
+    " next float int bool str print isinstance getattr setattr hasattr super abs round any all"
+    " type repr format open id vars callable exit quit delattr divmod pow frozenset object"
+    " slice".split()
 )
 _CLOCKS = ("time.time", "time.perf_counter", "time.monotonic", "time.process_time")
 _UNEQUAL = (cst.NotEqual, cst.IsNot, cst.NotIn)
@@ -197,7 +201,11 @@ class Expressions(Attributes):
 
     def _known_items(self, node: Any) -> list[Value] | None:
         comp: cst.CompFor = node.for_in
-        if comp.ifs or comp.inner_for_in is not None or not isinstance(comp.iter, (cst.Name, cst.Tuple, cst.List)):
+        if (
+            comp.ifs
+            or comp.inner_for_in is not None
+            or not isinstance(comp.iter, (cst.Name, cst.Tuple, cst.List))
+        ):
             return None
         source = self.ev(comp.iter)
         if isinstance(source, Seq) and source.items is not None and 0 < len(source.items) <= 6:
@@ -339,7 +347,11 @@ class Expressions(Attributes):
                     return Const(same is not negative)
             return Unknown()
         for value, other in ((left, right), (right, left)):
-            if isinstance(value, DeviceValue) and isinstance(other, Const) and isinstance(other.value, str):
+            if (
+                isinstance(value, DeviceValue)
+                and isinstance(other, Const)
+                and isinstance(other.value, str)
+            ):
                 if value.place == "dev":
                     hit = "cuda" in other.value
                     if other.value.startswith("cpu") or "cuda" in other.value or value.fallback:
@@ -352,7 +364,11 @@ class Expressions(Attributes):
                 return Unknown()
             self.meet(node, "a comparison", [("", left), ("", right)], strict=False)
             return self.combine([left, right], node).but(graph=False)
-        if isinstance(left, Const) and isinstance(right, Const) and isinstance(operator, (cst.Equal, cst.NotEqual)):
+        if (
+            isinstance(left, Const)
+            and isinstance(right, Const)
+            and isinstance(operator, (cst.Equal, cst.NotEqual))
+        ):
             return Const((left.value == right.value) is not negative)
         if isinstance(left, Lib) and left.path == "sys.platform":
             return Unknown()
@@ -364,7 +380,11 @@ class Expressions(Attributes):
         if isinstance(test, Guard):
             with self.within("guard", node, test=node.test):
                 taken = self.ev(node.body if test.truth else node.orelse)
-            if isinstance(taken, Const) and isinstance(taken.value, str) and taken.value.startswith("cuda"):
+            if (
+                isinstance(taken, Const)
+                and isinstance(taken.value, str)
+                and taken.value.startswith("cuda")
+            ):
                 return DeviceValue("dev", fallback=True, node=node)
             if isinstance(taken, DeviceValue):
                 return DeviceValue(taken.place, fallback=True, node=node)
@@ -398,11 +418,16 @@ class Expressions(Attributes):
             part = element.slice
             if isinstance(part, cst.Index):
                 found = self.ev(part.value)
-                if isinstance(found, Seq) and found.kind == "tuple" and found.items is not None and len(node.slice) == 1:
+                if (
+                    isinstance(found, Seq)
+                    and found.kind == "tuple"
+                    and found.items is not None
+                    and len(node.slice) == 1
+                ):
                     parts += found.items
                 else:
                     parts.append(found)
-            else:
+            elif isinstance(part, cst.Slice):
                 for bound in (part.lower, part.upper, part.step):
                     if bound is not None:
                         self.ev(bound)

@@ -30,7 +30,11 @@ from hasten.script.flow.values import (
     Value,
 )
 
-_AVAILABLE = ("torch.cuda.is_available", "torch.accelerator.is_available", "torch.cuda.is_initialized")
+_AVAILABLE = (
+    "torch.cuda.is_available",
+    "torch.accelerator.is_available",
+    "torch.cuda.is_initialized",
+)
 _LEAVES = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit")
 _PASSES = ("tqdm", "track", "progress", "islice", "cycle", "trange")
 
@@ -38,7 +42,9 @@ _PASSES = ("tqdm", "track", "progress", "islice", "cycle", "trange")
 class Library(Calls):
     """Model what libraries give."""
 
-    def call_library(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def call_library(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool
+    ) -> Value:
         """A call of something of a library, by its full name."""
         if path.startswith("builtins."):
             return self.builtin(node, path[9:], args, kwargs)
@@ -46,13 +52,19 @@ class Library(Calls):
             return Guard()
         if path in ("torch.cuda.device_count", "torch.accelerator.device_count"):
             return Unknown("device_count")
-        if path in ("torch.backends.mps.is_available", "torch.mps.is_available", "torch.xpu.is_available"):
+        if path in (
+            "torch.backends.mps.is_available",
+            "torch.mps.is_available",
+            "torch.xpu.is_available",
+        ):
             return Guard(False)
         if path.startswith("torch."):
             return self._torch(node, path, args, kwargs, loose)
         return self._other(node, path, args, kwargs, loose)
 
-    def _torch(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def _torch(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool
+    ) -> Value:
         name = path.rsplit(".", 1)[-1]
         if path == "torch.device":
             return self._device(node, args)
@@ -68,8 +80,12 @@ class Library(Calls):
             return self.make_loader(node, path, args, kwargs, loose)
         if path in ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.Buffer"):
             tensor = self.tensor(args[0] if args else kwargs.get("data"))
-            return (tensor or Tensor(None, SOME)).but(registered=True, graph=path != "torch.nn.Buffer")
-        if path.startswith(("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.", "torch.nn.attention.")):
+            return (tensor or Tensor(None, SOME)).but(
+                registered=True, graph=path != "torch.nn.Buffer"
+            )
+        if path.startswith(
+            ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.", "torch.nn.attention.")
+        ):
             return self._nn_function(node, path, args, kwargs)
         if path.startswith("torch.nn.") and name[:1].isupper():
             return self.new_module(node, path, args, kwargs, loose)
@@ -80,7 +96,9 @@ class Library(Calls):
             self.note("scaler-made", node, receiver=made_scaler, kwargs=kwargs)
             return made_scaler
         if path == "torch.load":
-            place = self.device_place(kwargs.get("map_location") or (args[1] if len(args) > 1 else None))
+            place = self.device_place(
+                kwargs.get("map_location") or (args[1] if len(args) > 1 else None)
+            )
             return Unknown("checkpoint", place=place, origin=self.origin("load", node))
         if path == "torch.compile" and args:
             return args[0]
@@ -123,7 +141,9 @@ class Library(Calls):
             return DeviceValue(self.device_place(given), node=node)
         return DeviceValue("dev", fallback=True, node=node)
 
-    def _optim(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _optim(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         name = path.rsplit(".", 1)[-1]
         if path.startswith("torch.optim.swa_utils.AveragedModel") and args:
             return self._copied(node, args[0])
@@ -156,17 +176,23 @@ class Library(Calls):
                 todo += one.values()
         return found
 
-    def _dataset(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _dataset(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         name = path.rsplit(".", 1)[-1]
         if name == "random_split" and args:
             return Seq("list", None, Thing("torch.utils.data.Subset", (args[0],)))
         if name == "DistributedSampler":
             thing = Thing(path, tuple(args), origin=self.origin("other", node))
-            thing.extra["shuffle"] = kwargs.get("shuffle", args[3] if len(args) > 3 else Const(True))
+            thing.extra["shuffle"] = kwargs.get(
+                "shuffle", args[3] if len(args) > 3 else Const(True)
+            )
             return thing
         return Thing(path, tuple(args), origin=self.origin("other", node))
 
-    def _nn_function(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _nn_function(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         name = path.rsplit(".", 1)[-1]
         if path.startswith("torch.nn.functional."):
             if name == "cross_entropy" and len(args) > 2:
@@ -192,13 +218,17 @@ class Library(Calls):
 
     # -- other libraries ----------------------------------------------------------------
 
-    def _other(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def _other(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool
+    ) -> Value:
         name = path.rsplit(".", 1)[-1]
         if path in ("copy.deepcopy", "copy.copy") and args:
             return self._copied(node, args[0])
         if path in _LEAVES:
             return Unknown("exit")
-        if path.startswith(tables.MODEL_MAKERS) and not name[:1].isupper() or path.startswith("torchvision.models.") and name.islower():
+        if (path.startswith(tables.MODEL_MAKERS) and not name[:1].isupper()) or (
+            path.startswith("torchvision.models.") and name.islower()
+        ):
             module = Module(path, origin=self.origin("module", node))
             self.put(module.fields, "#place", self.default_place)
             return module
@@ -230,7 +260,11 @@ class Library(Calls):
             return args[0]
         if path.startswith(("itertools.chain",)):
             found = [self.item_of(a, node) for a in args]
-            return Seq("iter", None, self.join_all(found)) if len(found) == 1 else Seq("iter", list(found))
+            return (
+                Seq("iter", None, self.join_all(found))
+                if len(found) == 1
+                else Seq("iter", list(found))
+            )
         if path.startswith("itertools.") and name == "zip_longest":
             return self.builtin(node, "zip", args, kwargs)
         if path.startswith("itertools."):
@@ -240,7 +274,11 @@ class Library(Calls):
         if path.startswith("numpy."):
             for arg, given in zip(args, getattr(node, "args", ()), strict=False):
                 tensor = self.tensor(arg)
-                if tensor is not None and tensor.place == "dev" and name not in ("shape", "ndim", "size", "isscalar"):
+                if (
+                    tensor is not None
+                    and tensor.place == "dev"
+                    and name not in ("shape", "ndim", "size", "isscalar")
+                ):
                     self.note("numpy", given, receiver=tensor)
                 elif isinstance(arg, Seq) and name in ("concatenate", "stack", "vstack"):
                     for item in self.flat([arg]):
@@ -249,7 +287,9 @@ class Library(Calls):
             return Unknown("array")
         if path.startswith(("time.", "math.", "os.", "random.", "json.", "logging.")):
             for arg, given in zip(args, getattr(node, "args", ()), strict=False):
-                self.host_read(given, arg, f"{path}(...)" if not path.startswith("logging.") else "formatting")
+                self.host_read(
+                    given, arg, f"{path}(...)" if not path.startswith("logging.") else "formatting"
+                )
             return Unknown(path, origin=self.origin("time", node))
         return self.call_unknown(node, Unknown(path), args, kwargs)
 
@@ -265,7 +305,10 @@ class Library(Calls):
             return made
         if isinstance(value, Dict):
             # deepcopy(model.state_dict()): tensors as they lie now.
-            known = {k: self.snapshot(v, node) if isinstance(v, ParameterOf) else v for k, v in value.known().items()}
+            known = {
+                k: self.snapshot(v, node) if isinstance(v, ParameterOf) else v
+                for k, v in value.known().items()
+            }
             elem = value.fields["elem"]
             return Dict(known, self.snapshot(elem, node) if isinstance(elem, ParameterOf) else elem)
         if isinstance(value, Seq):
@@ -276,7 +319,9 @@ class Library(Calls):
 
     # -- built-ins ----------------------------------------------------------------------
 
-    def builtin(self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def builtin(
+        self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """A built-in function."""
         given = list(getattr(node, "args", ()))
         first = args[0] if args else Unknown()
@@ -285,18 +330,32 @@ class Library(Calls):
         if name == "zip":
             known = [a.items for a in args if isinstance(a, Seq)]
             sizes = {len(k) for k in known if k is not None}
-            if known and len(known) == len(args) and None not in known and len(sizes) == 1 and sizes.pop() <= 6:
+            if (
+                known
+                and len(known) == len(args)
+                and None not in known
+                and len(sizes) == 1
+                and sizes.pop() <= 6
+            ):
                 rows = zip(*[k for k in known if k is not None], strict=True)
                 return Seq("iter", [Seq("tuple", list(row)) for row in rows])
             return Seq("iter", None, Seq("tuple", [self.item_of(a, node) for a in args]))
         if name in ("list", "tuple", "set", "frozenset", "sorted", "reversed", "iter"):
             return self._as_sequence(node, name, first, bool(args))
         if name == "next":
-            if isinstance(first, Seq) and first.kind == "iter" and isinstance(first.extra.get("loader"), Loader):
+            if (
+                isinstance(first, Seq)
+                and first.kind == "iter"
+                and isinstance(first.extra.get("loader"), Loader)
+            ):
                 return self.batch(first.extra["loader"], node)
             return self.item_of(first, node)
         if name == "dict":
-            return Dict(dict(kwargs), None, origin=self.origin("other", node)) if not args or not isinstance(first, Dict) else self.dict_method(node, first, "copy", [], {})
+            return (
+                Dict(dict(kwargs), None, origin=self.origin("other", node))
+                if not args or not isinstance(first, Dict)
+                else self.dict_method(node, first, "copy", [], {})
+            )
         if name == "map" and len(args) > 1:
             result = self.call(node, first, [self.item_of(a, node) for a in args[1:]], {}, False)
             return Seq("iter", None, result)
@@ -313,7 +372,9 @@ class Library(Calls):
         if name in ("print",):
             for part, value in zip(given, args, strict=False):
                 if (tensor := self.tensor(value)) is not None and tensor.pending is not None:
-                    self.note("early", node, name=name, receiver=tensor, data={"move": tensor.pending})
+                    self.note(
+                        "early", node, name=name, receiver=tensor, data={"move": tensor.pending}
+                    )
                 self.host_read(part, value, "print(...)")
             return Const(None)
         if name in ("sum", "min", "max"):
@@ -324,7 +385,12 @@ class Library(Calls):
             if len(bounds) == len(args) and args:
                 whole.extra["rounds"] = len(range(*bounds)) if len(bounds) < 3 or bounds[2] else 0
             return whole
-        if name == "getattr" and len(args) > 1 and isinstance(args[1], Const) and isinstance(args[1].value, str):
+        if (
+            name == "getattr"
+            and len(args) > 1
+            and isinstance(args[1], Const)
+            and isinstance(args[1].value, str)
+        ):
             return self.attribute(node, first, args[1].value)
         if name == "setattr" and len(args) > 2:
             if isinstance(args[1], Const) and isinstance(args[1].value, str):
@@ -378,11 +444,25 @@ class Library(Calls):
 
     def _super(self, value: Value) -> Value:
         if isinstance(value, (Module, Instance)) and value.cls is not None:
-            inside = next((f.function for f in reversed(self.frames) if f.function is not None and f.function.owner is not None), None)
+            inside = next(
+                (
+                    f.function
+                    for f in reversed(self.frames)
+                    if f.function is not None and f.function.owner is not None
+                ),
+                None,
+            )
             return Thing("super", (value, inside.owner if inside and inside.owner else value.cls))
         return Unknown()
 
-    def thing_method(self, node: cst.CSTNode, thing: Thing, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def thing_method(
+        self,
+        node: cst.CSTNode,
+        thing: Thing,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method of a library object; `super()` is one of them."""
         if thing.lib == "super":
             value, owner = thing.parts
@@ -391,7 +471,11 @@ class Library(Calls):
                 if isinstance(found, Function):
                     return self.call_function(node, found.bind(value), args, kwargs)
             if name == "__init__":
-                if isinstance(value, Module) and value.lib and value.lib.rsplit(".", 1)[-1] in tables.CONTAINERS:
+                if (
+                    isinstance(value, Module)
+                    and value.lib
+                    and value.lib.rsplit(".", 1)[-1] in tables.CONTAINERS
+                ):
                     self._fill(value, args, False)
                 return Const(None)
             if isinstance(value, Module):
@@ -402,7 +486,9 @@ class Library(Calls):
         return super().thing_method(node, thing, name, args, kwargs)
 
     def _as_sequence(self, node: cst.CSTNode, name: str, first: Value, given: bool) -> Value:
-        kind = "iter" if name in ("iter", "reversed") else name if name in ("tuple", "set") else "list"
+        kind = (
+            "iter" if name in ("iter", "reversed") else name if name in ("tuple", "set") else "list"
+        )
         origin = self.origin("other", node)
         if not given:
             return Seq(kind, [], origin=origin)
@@ -414,7 +500,9 @@ class Library(Calls):
             return made
         return Seq(kind, None, self.item_of(first, node), origin=origin)
 
-    def _reduce(self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _reduce(
+        self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         values = self.elements(args[0]) if len(args) == 1 else args
         tensors = [v for v in values if self.tensor(v) is not None]
         if tensors:

@@ -29,7 +29,9 @@ _POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "n
 class Loading(Tensors):
     """Model loaders."""
 
-    def make_loader(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def make_loader(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value], loose: bool
+    ) -> Value:
         """A `DataLoader`."""
         settings = dict(zip(_POSITIONS, args, strict=False)) | kwargs
         dataset = settings.pop("dataset", Unknown())
@@ -50,7 +52,9 @@ class Loading(Tensors):
         with self.within("dataset", loader.extra["node"]):
             sample = self.sample(loader.dataset, loader.extra["node"])
             if isinstance(collate, Function):
-                made = self.call_function(loader.extra["node"], collate, [Seq("list", None, sample)], {})
+                made = self.call_function(
+                    loader.extra["node"], collate, [Seq("list", None, sample)], {}
+                )
             elif collate is None or (isinstance(collate, Const) and collate.value is None):
                 made = self._collated(sample)
             else:
@@ -67,7 +71,12 @@ class Loading(Tensors):
             for name in ("__getitem__", "__iter__"):
                 method = dataset.cls.find(name)
                 if isinstance(method, Function):
-                    got = self.call_function(node, method.bind(dataset), [Unknown("index")] if name == "__getitem__" else [], {})
+                    got = self.call_function(
+                        node,
+                        method.bind(dataset),
+                        [Unknown("index")] if name == "__getitem__" else [],
+                        {},
+                    )
                     return got if name == "__getitem__" else self.item_of(got, node)
             return Unknown("sample")
         if isinstance(dataset, Thing):
@@ -75,7 +84,9 @@ class Loading(Tensors):
                 return Seq("tuple", [self.item_of(part, node) for part in dataset.parts])
             if dataset.lib.endswith(("Subset", "ConcatDataset")) and dataset.parts:
                 inner = dataset.parts[0]
-                return self.sample(self.item_of(inner, node) if isinstance(inner, Seq) else inner, node)
+                return self.sample(
+                    self.item_of(inner, node) if isinstance(inner, Seq) else inner, node
+                )
             if dataset.extra.get("pair"):
                 return Seq("tuple", [Tensor("cpu", SOME), Const(0)])
         if isinstance(dataset, (Seq, Tensor)):
@@ -87,7 +98,9 @@ class Loading(Tensors):
         if tensor is not None:
             # What a worker gives is on the host, unless the data set put it on the device itself.
             ndim = tensor.ndim + 1 if tensor.ndim is not None and tensor.ndim >= 0 else SOME
-            return Tensor(tensor.place, ndim, origin=tensor.origin if tensor.place == "dev" else None)
+            return Tensor(
+                tensor.place, ndim, origin=tensor.origin if tensor.place == "dev" else None
+            )
         if isinstance(sample, Const):
             if isinstance(sample.value, (int, float)):
                 return Tensor("cpu", SOME)
@@ -95,11 +108,17 @@ class Loading(Tensors):
         if isinstance(sample, Seq):
             items = sample.items
             if items is not None:
-                return Seq("tuple" if sample.kind == "tuple" else "list", [self._collated(v) for v in items])
+                return Seq(
+                    "tuple" if sample.kind == "tuple" else "list",
+                    [self._collated(v) for v in items],
+                )
             return Seq("list", None, self._collated(self.join_all(self.elements(sample))))
         if isinstance(sample, Dict):
             elem = sample.fields["elem"]
-            return Dict({k: self._collated(v) for k, v in sample.known().items()}, None if elem is None else self._collated(elem))
+            return Dict(
+                {k: self._collated(v) for k, v in sample.known().items()},
+                None if elem is None else self._collated(elem),
+            )
         if isinstance(sample, Unknown) and sample.key == "index":
             return Tensor("cpu", SOME)
         return Unknown("sample")
@@ -121,10 +140,19 @@ class Loading(Tensors):
         if isinstance(value, Dict):
             elem = value.fields["elem"]
             known = {k: self._from_loader(v, node, loader) for k, v in value.known().items()}
-            return Dict(known, None if elem is None else self._from_loader(elem, node, loader), origin=origin)
+            return Dict(
+                known,
+                None if elem is None else self._from_loader(elem, node, loader),
+                origin=origin,
+            )
         if isinstance(value, Instance):
             copy = Instance(value.cls, origin=origin)
-            copy.fields.update({k: self._from_loader(v, node, loader) if isinstance(v, Value) else v for k, v in value.fields.items()})
+            copy.fields.update(
+                {
+                    k: self._from_loader(v, node, loader) if isinstance(v, Value) else v
+                    for k, v in value.fields.items()
+                }
+            )
             copy.extra["assigned"] = dict(value.extra.get("assigned", {}))
             return copy
         if isinstance(value, Unknown):

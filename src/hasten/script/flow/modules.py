@@ -9,6 +9,7 @@ import libcst as cst
 from hasten.script.flow import tables
 from hasten.script.flow.expressions import Expressions
 from hasten.script.flow.facts import Mix
+from hasten.script.flow.joining import place_of_name
 from hasten.script.flow.values import (
     SOME,
     Const,
@@ -25,7 +26,6 @@ from hasten.script.flow.values import (
     Unknown,
     Value,
 )
-from hasten.script.flow.joining import place_of_name
 
 PLACE = "#place"  # of a library module's own parameters
 _PAIRS = {"LSTM": 2, "GRU": 1, "RNN": 1}
@@ -45,7 +45,16 @@ class Modules(Expressions):
                 return "dev"
         if isinstance(value, Unknown):
             last = value.key.rsplit(".", 1)[-1].lower()
-            if last in ("device", "dev", "gpu", "gpu_id", "rank", "local_rank", "cuda", "torch_device"):
+            if last in (
+                "device",
+                "dev",
+                "gpu",
+                "gpu_id",
+                "rank",
+                "local_rank",
+                "cuda",
+                "torch_device",
+            ):
                 return "dev"
         return None
 
@@ -88,10 +97,14 @@ class Modules(Expressions):
             for m in self.tree(module)
         )
 
-    def move_module(self, node: cst.CSTNode, module: Module, place: Any, inside: bool = False) -> None:
+    def move_module(
+        self, node: cst.CSTNode, module: Module, place: Any, inside: bool = False
+    ) -> None:
         """Move parameters, buffers and registered modules, in place."""
         if not inside:
-            self.note("move", node, receiver=module, data={"place": place, "from": self.place_of(module)})
+            self.note(
+                "move", node, receiver=module, data={"place": place, "from": self.place_of(module)}
+            )
         for one in self.tree(module):
             own = one.cls.find("_apply") if one.cls is not None else None
             if own is not None:
@@ -106,7 +119,9 @@ class Modules(Expressions):
                 if isinstance(found, Tensor) and found.registered:
                     self.put(one.fields, key, found.but(place=place))
 
-    def new_module(self, node: cst.CSTNode, lib: str, args: list[Value], kwargs: dict[str, Value], loose: bool) -> Value:
+    def new_module(
+        self, node: cst.CSTNode, lib: str, args: list[Value], kwargs: dict[str, Value], loose: bool
+    ) -> Value:
         """A module of `torch.nn`."""
         name = lib.rsplit(".", 1)[-1]
         module = Module(lib, origin=self.origin("module", node))
@@ -123,7 +138,9 @@ class Modules(Expressions):
             self._fill(module, args, loose)
         if name in tables.LOSSES:
             for key in tables.WEIGHTED:
-                given = kwargs.get(key) or (args[0] if key == "weight" and args and name != "KLDivLoss" else None)
+                given = kwargs.get(key) or (
+                    args[0] if key == "weight" and args and name != "KLDivLoss" else None
+                )
                 tensor = self.tensor(given)
                 if tensor is not None:
                     self.put(module.fields, key, tensor.but(registered=True))
@@ -149,7 +166,9 @@ class Modules(Expressions):
 
     # -- calling ------------------------------------------------------------------------
 
-    def call_module(self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def call_module(
+        self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """`module(...)`."""
         self.note("module-call", node, receiver=module, args=tuple(args), kwargs=kwargs,
                   data={"place": self.place_of(module), **self.mode_of(module)})  # fmt: skip
@@ -211,7 +230,9 @@ class Modules(Expressions):
                 todo += value.values()
         return found
 
-    def _meet_module(self, node: cst.CSTNode, module: Module, place: Any, flat: list[Tensor]) -> None:
+    def _meet_module(
+        self, node: cst.CSTNode, module: Module, place: Any, flat: list[Tensor]
+    ) -> None:
         there = next((t for t in flat if t.place == "dev"), None)
         if place == "cpu" and there is not None:
             seen = self.note("mix", node, name="a module")
@@ -224,7 +245,9 @@ class Modules(Expressions):
                     seen = self.note("mix", node, name="a module")
                     self.facts.mixes.append(Mix(seen, tensor, dev, "a module", "input", module))
 
-    def _parallel(self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _parallel(
+        self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         inner = module.extra["wraps"]
         if not isinstance(inner, Module):
             return Unknown("output", graph=True)
@@ -254,7 +277,9 @@ class Modules(Expressions):
             return Dict(known, None if elem is None else self.placed(elem, place))
         return value
 
-    def _sequential(self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _sequential(
+        self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         value: Value = args[0] if args else Unknown()
         for key, child in list(module.fields.items()):
             if key == PLACE:
@@ -265,8 +290,12 @@ class Modules(Expressions):
                 value = self.call(node, child, [value], {}, False)
         return value
 
-    def _loss(self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        operands = [("target" if i else "input", v) for i, v in enumerate([*args, *kwargs.values()])]
+    def _loss(
+        self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        operands = [
+            ("target" if i else "input", v) for i, v in enumerate([*args, *kwargs.values()])
+        ]
         strict = module.lib.endswith(("CrossEntropyLoss", "NLLLoss", "CTCLoss"))
         if not module.lib.endswith("CTCLoss"):
             self.meet(node, "the loss", operands, strict=strict)
@@ -274,14 +303,26 @@ class Modules(Expressions):
         there = next((t for t in tensors if t.place == "dev"), None)
         for key in tables.WEIGHTED:
             weight = self.tensor(module.fields.get(key))
-            if weight is not None and weight.place == "cpu" and there is not None and weight.ndim != 0:
+            if (
+                weight is not None
+                and weight.place == "cpu"
+                and there is not None
+                and weight.ndim != 0
+            ):
                 seen = self.note("mix", node, name="the loss")
                 self.facts.mixes.append(Mix(seen, weight, there, "the loss", "weight", module))
         return self.combine([v for _, v in operands], node).but(ndim=0)
 
     # -- methods ------------------------------------------------------------------------
 
-    def module_method(self, node: cst.CSTNode, module: Module, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def module_method(
+        self,
+        node: cst.CSTNode,
+        module: Module,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """A method that every `nn.Module` has."""
         if name in ("to", "cuda", "cpu", "xpu", "to_empty"):
             target = kwargs.get("device") or (args[0] if args else None)
@@ -295,7 +336,12 @@ class Modules(Expressions):
             self.move_module(node, module, place)
             return module
         if name in ("parameters", "buffers"):
-            return Seq("iter", None, ParameterOf(module), origin=self.origin("parameter", node, owner=module))
+            return Seq(
+                "iter",
+                None,
+                ParameterOf(module),
+                origin=self.origin("parameter", node, owner=module),
+            )
         if name in ("named_parameters", "named_buffers"):
             return Seq("iter", None, Seq("tuple", [Unknown("name"), ParameterOf(module)]))
         if name == "state_dict":
@@ -303,12 +349,24 @@ class Modules(Expressions):
         if name in ("children", "modules", "values"):
             return Seq("iter", None, self.join_all(self.children(module) or [Unknown()]))
         if name in ("named_children", "named_modules", "items"):
-            return Seq("iter", None, Seq("tuple", [Unknown("name"), self.join_all(self.children(module) or [Unknown()])]))
+            return Seq(
+                "iter",
+                None,
+                Seq(
+                    "tuple", [Unknown("name"), self.join_all(self.children(module) or [Unknown()])]
+                ),
+            )
         if name in ("register_buffer", "register_parameter") and args:
-            value = args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("param", Const(None)))
+            value = (
+                args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("param", Const(None)))
+            )
             tensor = self.tensor(value)
             if isinstance(args[0], Const):
-                self.put(module.fields, args[0].value, tensor.but(registered=True) if tensor is not None else value)
+                self.put(
+                    module.fields,
+                    args[0].value,
+                    tensor.but(registered=True) if tensor is not None else value,
+                )
             return Const(None)
         if name in ("add_module", "register_module") and len(args) > 1:
             self.put(module.fields, args[0].value if isinstance(args[0], Const) else "*", args[1])
@@ -322,14 +380,29 @@ class Modules(Expressions):
             self.put(module.fields, key, value)
             return module
         if name == "train" or name == "eval":
-            training = name == "train" and not (args and isinstance(args[0], Const) and args[0].value is False)
+            training = name == "train" and not (
+                args and isinstance(args[0], Const) and args[0].value is False
+            )
             for one in self.tree(module):
-                self.put(one.extra.setdefault("mode", {}), "training", "train" if training else "eval")
+                self.put(
+                    one.extra.setdefault("mode", {}), "training", "train" if training else "eval"
+                )
             self.note("mode", node, name="train" if training else "eval", receiver=module)
             return module
         if name == "forward":
             return self.call_module(node, module, args, kwargs)
-        if name in ("requires_grad_", "half", "float", "double", "bfloat16", "apply", "share_memory", "compile", "zero_grad", "type"):
+        if name in (
+            "requires_grad_",
+            "half",
+            "float",
+            "double",
+            "bfloat16",
+            "apply",
+            "share_memory",
+            "compile",
+            "zero_grad",
+            "type",
+        ):
             if name == "apply" and args and isinstance(args[0], Function):
                 for one in self.tree(module)[:6]:
                     self.call(node, args[0], [one], {}, False)
@@ -341,7 +414,9 @@ class Modules(Expressions):
             return Unknown("output", graph=not self.no_grad())
         return Unknown(name)
 
-    def _opaque_method(self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]) -> None:
+    def _opaque_method(
+        self, node: cst.CSTNode, module: Module, args: list[Value], kwargs: dict[str, Value]
+    ) -> None:
         self.note("module-call", node, receiver=module, args=tuple(args), kwargs=kwargs)
 
     # -- what other floors of the flow give ---------------------------------------------

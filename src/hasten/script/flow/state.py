@@ -1,11 +1,13 @@
 """The state of a reading: names, fields, and how branches are tried and joined."""
 
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
@@ -14,6 +16,8 @@ from hasten.script.flow.joining import join
 from hasten.script.flow.values import (
     Function,
     Heap,
+    Loader,
+    Module,
     Origin,
     ParameterOf,
     Scope,
@@ -103,7 +107,9 @@ class State:
                         mapping[key] = old
             ended.append((done, after))
         going = [after for done, after in ended if done is None]
-        for slot in {k: v for after in (going or [a for _, a in ended]) for k, v in after.items()}.values():
+        for slot in {
+            k: v for after in (going or [a for _, a in ended]) for k, v in after.items()
+        }.values():
             mapping, key, _ = slot
             present = mapping.get(key, MISSING)
             ways = [
@@ -197,9 +203,48 @@ class State:
             return Tensor(self.place_of(module), -1, True, module.origin, registered=True)
         return None
 
-    def place_of(self, value: Value) -> Any:  # given by the models of modules
-        """Where a module's parameters lie."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what the floors above this one give, for those between
+
+        def place_of(self, value: Value) -> Any: ...
+        def children(self, module: Module) -> list[Value]: ...
+        def batch(self, loader: Loader, node: cst.CSTNode) -> Value: ...
+        def escape(self, node: cst.CSTNode, values: list[Value]) -> None: ...
+        def assign(self, target: cst.CSTNode, value: Value, node: cst.CSTNode) -> None: ...
+        def block(self, body: Any) -> Done: ...
+        def call(
+            self,
+            node: cst.CSTNode,
+            func: Value,
+            args: list[Value],
+            kwargs: dict[str, Value],
+            loose: bool,
+        ) -> Value: ...
+        def call_attribute(
+            self,
+            node: cst.Call,
+            receiver: Value,
+            name: str,
+            args: list[Value],
+            kwargs: dict[str, Value],
+            loose: bool,
+        ) -> Value: ...
+        def call_library(
+            self,
+            node: cst.CSTNode,
+            path: str,
+            args: list[Value],
+            kwargs: dict[str, Value],
+            loose: bool,
+        ) -> Value: ...
+        def call_function(
+            self,
+            node: cst.CSTNode,
+            func: Function,
+            args: list[Value],
+            kwargs: dict[str, Value],
+            *,
+            guess: bool = False,
+        ) -> Value: ...
 
     def elements(self, value: Value | None) -> list[Value]:
         """What a container may hold."""

@@ -1,5 +1,8 @@
 """Statements: assignments, branches, loops, definitions."""
 
+# A method for each kind of node is named after it, as LibCST names them.
+# ruff: noqa: N802, D102
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -28,7 +31,6 @@ from hasten.script.flow.values import (
     Unknown,
     Value,
 )
-
 
 _FEW = 6  # loops over so many known items are followed item by item
 
@@ -74,7 +76,11 @@ class Statements(Library):
     def do_Expr(self, node: cst.Expr) -> Done:
         value = self.ev(node.value)
         call = node.value
-        if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and call.func.attr.value in ("to", "cuda"):
+        if (
+            isinstance(call, cst.Call)
+            and isinstance(call.func, cst.Attribute)
+            and call.func.attr.value in ("to", "cuda")
+        ):
             self.note("dropped", call, name=call.func.attr.value, result=value)
         if isinstance(value, Unknown) and value.key == "exit":
             return "raise"
@@ -108,7 +114,9 @@ class Statements(Library):
             if isinstance(receiver, Instance) and receiver.cls is not None:
                 method = receiver.cls.find("__setitem__")
                 if isinstance(method, Function):
-                    self.call_function(node, method.bind(receiver), [index[0] or Unknown(), value], {})
+                    self.call_function(
+                        node, method.bind(receiver), [index[0] or Unknown(), value], {}
+                    )
             self.set_item(target, receiver, index, value)
         elif isinstance(target, (cst.Tuple, cst.List)):
             self._unpack(target, value, node)
@@ -140,13 +148,34 @@ class Statements(Library):
         name = type(node.operator).__name__.removesuffix("Assign")
         if isinstance(old, Seq) and name == "Add":
             self.note("keep", node, name="+=", receiver=old, args=(self.item_of(value, node),))
-            items = [*old.items, *value.items] if old.items is not None and isinstance(value, Seq) and value.items is not None and not self.loops() else None
-            self.put(old.fields, "elem", None if items is not None else self.join_all(self.elements(old) + [self.item_of(value, node)]))
+            items = (
+                [*old.items, *value.items]
+                if old.items is not None
+                and isinstance(value, Seq)
+                and value.items is not None
+                and not self.loops()
+                else None
+            )
+            self.put(
+                old.fields,
+                "elem",
+                None
+                if items is not None
+                else self.join_all([*self.elements(old), self.item_of(value, node)]),
+            )
             self.put(old.fields, "items", items)
             return None
         tensor = self.tensor(old)
         result = self.binary(node, name, old, value)
-        self.note("augment", node, name=name, receiver=old, args=(value,), result=result, data={"target": node.target})
+        self.note(
+            "augment",
+            node,
+            name=name,
+            receiver=old,
+            args=(value,),
+            result=result,
+            data={"target": node.target},
+        )
         if tensor is not None and isinstance(result, Tensor):
             result = result.but(place=tensor.place, ndim=tensor.ndim, origin=tensor.origin)
         if isinstance(node.target, cst.Name):
@@ -179,7 +208,11 @@ class Statements(Library):
         return None
 
     def do_Del(self, node: cst.Del) -> Done:
-        targets = [e.value for e in node.target.elements] if isinstance(node.target, cst.Tuple) else [node.target]
+        targets = (
+            [e.value for e in node.target.elements]
+            if isinstance(node.target, cst.Tuple)
+            else [node.target]
+        )
         for target in targets:
             if isinstance(target, cst.Subscript):
                 receiver = self.ev(target.value)
@@ -227,7 +260,15 @@ class Statements(Library):
         for name in ("nn", "optim", "Tensor", "device", "no_grad") if module == "torch" else ():
             self.bind(name, Lib(f"torch.{name}"))
         if module == "torch.nn":
-            for name in ("Module", "Linear", "Sequential", "ReLU", "CrossEntropyLoss", "Conv2d", "ModuleList"):
+            for name in (
+                "Module",
+                "Linear",
+                "Sequential",
+                "ReLU",
+                "CrossEntropyLoss",
+                "Conv2d",
+                "ModuleList",
+            ):
                 self.bind(name, Lib(f"torch.nn.{name}"))
         if module == "torch.utils.data":
             for name in ("DataLoader", "Dataset", "TensorDataset"):
@@ -252,7 +293,9 @@ class Statements(Library):
         for param in (*params.posonly_params, *params.params, *params.kwonly_params):
             if param.default is not None:
                 defaults[param.name.value] = self.ev(param.default)
-        made = Function(node, self.scope, node.name.value, owner, None, self._marks(node.decorators), defaults)
+        made = Function(
+            node, self.scope, node.name.value, owner, None, self._marks(node.decorators), defaults
+        )
         self.facts.functions.append(made)
         return made
 
@@ -309,7 +352,11 @@ class Statements(Library):
     def _orelse(self, node: cst.If | cst.For | cst.While) -> Done:
         if node.orelse is None:
             return None
-        return self.do_If(node.orelse) if isinstance(node.orelse, cst.If) else self.block(node.orelse.body)
+        return (
+            self.do_If(node.orelse)
+            if isinstance(node.orelse, cst.If)
+            else self.block(node.orelse.body)
+        )
 
     def _ends(self, body: cst.BaseSuite) -> bool:
         """Whether a block leaves: raises, returns or exits."""
@@ -318,7 +365,11 @@ class Statements(Library):
             last = last.body[-1]
         if isinstance(last, (cst.Raise, cst.Return)):
             return True
-        return isinstance(last, cst.Expr) and isinstance(last.value, cst.Call) and spelled(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
+        return (
+            isinstance(last, cst.Expr)
+            and isinstance(last.value, cst.Call)
+            and spelled(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
+        )
 
     def _asks_for_gpu(self, node: cst.If) -> bool:
         """`if args.cuda and not available: raise`: from here on the GPU is there if asked for."""

@@ -1,5 +1,8 @@
 """What is known of PyTorch's names: which make tensors, which want one device, which wait."""
 
+# Long lists of names read better as text.
+# ruff: noqa: SIM905
+
 from __future__ import annotations
 
 # Factories take `device=` and otherwise make a tensor on the default device.
@@ -60,6 +63,8 @@ SAME_SHAPE = frozenset(
     " round floor ceil copy_ squeeze_ lerp_ addcmul_ addcdiv_ normalize dropout gelu bool_"
     " eq ne lt le gt ge logical_not sign random_ bernoulli_ exponential_ share_memory_".split()
 )
+# With a dimension these give values and indices.
+PAIRS = frozenset("max min median mode cummax cummin sort topk kthvalue".split())
 RESHAPES = frozenset(
     "view reshape flatten unsqueeze expand expand_as view_as repeat permute unfold unflatten"
     " tile repeat_interleave t transpose T mT".split()

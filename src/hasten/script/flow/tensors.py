@@ -28,7 +28,9 @@ from hasten.script.flow.values import (
 class Tensors(Modules):
     """Model tensors."""
 
-    def make_tensor(self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def make_tensor(
+        self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """A factory of torch: `torch.zeros(...)` and its like."""
         device = kwargs.get("device")
         if isinstance(device, Const) and device.value is None:
@@ -37,8 +39,18 @@ class Tensors(Modules):
         if name in tables.LIKE:
             like = self.tensor(args[0]) if args else None
             if device is None:
-                place = like.place if like is not None else getattr(args[0], "place", None) if args else None
-            return Tensor(place, like.ndim if like else None, origin=like.origin if like and place == "cpu" else None)
+                place = (
+                    like.place
+                    if like is not None
+                    else getattr(args[0], "place", None)
+                    if args
+                    else None
+                )
+            return Tensor(
+                place,
+                like.ndim if like else None,
+                origin=like.origin if like and place == "cpu" else None,
+            )
         if name in ("from_numpy", "frombuffer", "from_file"):
             place = "cpu"
         if name == "scalar_tensor":
@@ -60,7 +72,9 @@ class Tensors(Modules):
     def _ndim_of_shape(self, name: str, args: list[Value], kwargs: dict[str, Value]) -> int | None:
         sizes = list(args)
         if name == "randint":
-            sizes = [a for a in args if isinstance(a, Seq)] or ([kwargs["size"]] if "size" in kwargs else [])
+            sizes = [a for a in args if isinstance(a, Seq)] or (
+                [kwargs["size"]] if "size" in kwargs else []
+            )
         elif name == "full":
             sizes = args[:1]
         elif name == "normal":
@@ -68,7 +82,7 @@ class Tensors(Modules):
         if not sizes and "size" in kwargs:
             sizes = [kwargs["size"]]
         if not sizes:
-            return None if name in ("randint", "normal") else (0 if name in ("rand", "randn") and False else None)
+            return None
         if len(sizes) == 1:
             one = sizes[0]
             if isinstance(one, Seq):
@@ -93,7 +107,14 @@ class Tensors(Modules):
 
     # -- methods ------------------------------------------------------------------------
 
-    def tensor_method(self, node: cst.CSTNode, receiver: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def tensor_method(
+        self,
+        node: cst.CSTNode,
+        receiver: Value,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Value:
         """`tensor.name(...)`."""
         tensor = self.tensor(receiver)
         assert tensor is not None
@@ -110,9 +131,33 @@ class Tensors(Modules):
             return Const(None)
         if name in tables.NEW:
             place = self.device_place(kwargs["device"]) if "device" in kwargs else tensor.place
-            return Tensor(place, self._ndim_of_shape(name, args, kwargs), origin=self.origin("factory", node) if place == "cpu" else None)
-        if name in ("size", "dim", "numel", "ndimension", "nelement", "element_size", "stride", "data_ptr", "storage", "is_contiguous", "get_device", "is_floating_point", "register_hook", "retain_grad", "dense_dim"):
-            return Unknown("shape" if name == "size" else name) if not (name == "size" and not args) else Seq("tuple", None, Unknown("n"))
+            return Tensor(
+                place,
+                self._ndim_of_shape(name, args, kwargs),
+                origin=self.origin("factory", node) if place == "cpu" else None,
+            )
+        if name in (
+            "size",
+            "dim",
+            "numel",
+            "ndimension",
+            "nelement",
+            "element_size",
+            "stride",
+            "data_ptr",
+            "storage",
+            "is_contiguous",
+            "get_device",
+            "is_floating_point",
+            "register_hook",
+            "retain_grad",
+            "dense_dim",
+        ):
+            return (
+                Unknown("shape" if name == "size" else name)
+                if not (name == "size" and not args)
+                else Seq("tuple", None, Unknown("n"))
+            )
         if name == "is_pinned":
             return Unknown()
         if name in ("copy_", "set_", "type_as", "expand_as", "view_as", "reshape_as"):
@@ -128,7 +173,15 @@ class Tensors(Modules):
             self.host_read(node, tensor, ".nonzero()")
         return self._operation(node, name, [receiver, *args], kwargs)
 
-    def _moved(self, node: cst.CSTNode, receiver: Value, tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Value]) -> Tensor:
+    def _moved(
+        self,
+        node: cst.CSTNode,
+        receiver: Value,
+        tensor: Tensor,
+        name: str,
+        args: list[Value],
+        kwargs: dict[str, Value],
+    ) -> Tensor:
         target = kwargs.get("device", kwargs.get("other")) or (args[0] if args else None)
         if name == "to":
             other = self.tensor(target)
@@ -137,17 +190,32 @@ class Tensors(Modules):
                 return tensor.but(pending=None)
         else:
             place = "cpu" if name == "cpu" else "dev"
-        waits = kwargs.get("non_blocking") or (args[0] if name == "cuda" and args and isinstance(args[0], Const) and isinstance(args[0].value, bool) else None)
+        waits = kwargs.get("non_blocking") or (
+            args[0]
+            if name == "cuda"
+            and args
+            and isinstance(args[0], Const)
+            and isinstance(args[0].value, bool)
+            else None
+        )
         loose = not (isinstance(waits, Const) and not waits.value) and waits is not None
-        seen = self.note("tensor-move", node, name=name, receiver=tensor, kwargs=kwargs,
-                         data={"from": tensor.place, "to": place, "non_blocking": loose})  # fmt: skip
+        data = {"from": tensor.place, "to": place, "non_blocking": loose}
+        seen = self.note("tensor-move", node, name=name, receiver=tensor, kwargs=kwargs, data=data)
         if place == "cpu" and tensor.place == "dev" and not loose:
-            self.note("sync", node, name=f".{name}()" if name == "cpu" else '.to("cpu")', receiver=tensor)
+            self.note(
+                "sync", node, name=f".{name}()" if name == "cpu" else '.to("cpu")', receiver=tensor
+            )
         if isinstance(receiver, ParameterOf):
             tensor = self.snapshot(receiver, node)
-        origin = tensor.origin if place == "cpu" and tensor.place == "cpu" else self.origin("moved", node, inner=tensor.origin)
+        origin = (
+            tensor.origin
+            if place == "cpu" and tensor.place == "cpu"
+            else self.origin("moved", node, inner=tensor.origin)
+        )
         pending = seen.node if place == "cpu" and loose and tensor.place == "dev" else None
-        return tensor.but(place=place, origin=origin, registered=False, pending=pending, pinned=False)
+        return tensor.but(
+            place=place, origin=origin, registered=False, pending=pending, pinned=False
+        )
 
     def _to_host(self, node: cst.CSTNode, tensor: Tensor, name: str) -> Value:
         if tensor.pending is not None:
@@ -170,7 +238,9 @@ class Tensors(Modules):
 
     # -- functions ----------------------------------------------------------------------
 
-    def torch_function(self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def torch_function(
+        self, node: cst.CSTNode, path: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         """A function of torch or torch.nn.functional on tensors."""
         name = path.rsplit(".", 1)[-1]
         if name in ("as_tensor", "asarray", "tensor") and args and self.tensor(args[0]) is not None:
@@ -187,8 +257,14 @@ class Tensors(Modules):
             return Unknown(name)
         return self._operation(node, name, args, kwargs)
 
-    def _operation(self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        weights = [(key, kwargs[key]) for key in tables.WEIGHTED if key in kwargs and "loss" in name or key in kwargs and "entropy" in name]
+    def _operation(
+        self, node: cst.CSTNode, name: str, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        weights = [
+            (key, kwargs[key])
+            for key in tables.WEIGHTED
+            if (key in kwargs and "loss" in name) or (key in kwargs and "entropy" in name)
+        ]
         values = [v for k, v in kwargs.items() if k not in dict(weights)]
         operands: list[tuple[str, Value]] = []
         for value in [*args, *values]:
@@ -204,22 +280,40 @@ class Tensors(Modules):
         if name in tables.REDUCTIONS:
             result = self._reduced(name, result, args, kwargs)
         elif strict or name in tables.RESHAPES or name in ("unbind", "split", "chunk"):
-            result = result.but(ndim=SOME if result.ndim != 0 or name in ("stack", "unsqueeze", "view", "reshape", "expand", "repeat") else None)
+            result = result.but(
+                ndim=SOME
+                if result.ndim != 0
+                or name in ("stack", "unsqueeze", "view", "reshape", "expand", "repeat")
+                else None
+            )
         elif name == "squeeze":
             result = result.but(ndim=None)
         elif name not in tables.SAME_SHAPE and result.ndim not in (0, SOME):
             result = result.but(ndim=result.ndim if result.ndim is None else SOME)
         if "loss" in name or "entropy" in name:
             mode = kwargs.get("reduction")
-            result = result.but(ndim=0 if not (isinstance(mode, Const) and mode.value == "none") else SOME)
+            result = result.but(
+                ndim=0 if not (isinstance(mode, Const) and mode.value == "none") else SOME
+            )
         if name in tables.NO_GRAPH:
             result = result.but(graph=False)
         if name == "requires_grad_":
             result = result.but(graph=True)
-        if name in ("max", "min", "median", "mode", "cummax", "sort", "topk", "kthvalue") and (len(args) > 1 or "dim" in kwargs or name in ("sort", "topk", "mode")):
-            if not (len(args) > 1 and self.tensor(args[1]) is not None):
-                return Seq("tuple", [result, result.but(graph=False)])
-        if name in ("unbind", "split", "chunk", "meshgrid", "tensor_split", "broadcast_tensors", "where") and not (name == "where" and len(args) > 1):
+        if name in tables.PAIRS and (
+            "dim" in kwargs
+            or name in ("sort", "topk", "mode")
+            or (len(args) > 1 and self.tensor(args[1]) is None)
+        ):
+            return Seq("tuple", [result, result.but(graph=False)])
+        if name in (
+            "unbind",
+            "split",
+            "chunk",
+            "meshgrid",
+            "tensor_split",
+            "broadcast_tensors",
+            "where",
+        ) and not (name == "where" and len(args) > 1):
             return Seq("tuple", None, result)
         if name in ("equal", "allclose", "is_nonzero"):
             for value in args:
@@ -227,15 +321,35 @@ class Tensors(Modules):
             return Unknown("flag")
         return result
 
-    def _meet_weights(self, node: cst.CSTNode, name: str, operands: list[tuple[str, Value]], weights: list[tuple[str, Value]]) -> None:
-        there = next((t for t in (self.tensor(v) for _, v in operands) if t is not None and t.place == "dev"), None)
+    def _meet_weights(
+        self,
+        node: cst.CSTNode,
+        name: str,
+        operands: list[tuple[str, Value]],
+        weights: list[tuple[str, Value]],
+    ) -> None:
+        there = next(
+            (
+                t
+                for t in (self.tensor(v) for _, v in operands)
+                if t is not None and t.place == "dev"
+            ),
+            None,
+        )
         for _, value in weights:
             weight = self.tensor(value)
-            if there is not None and weight is not None and weight.place == "cpu" and weight.ndim != 0:
+            if (
+                there is not None
+                and weight is not None
+                and weight.place == "cpu"
+                and weight.ndim != 0
+            ):
                 seen = self.note("mix", node, name="the loss")
                 self.facts.mixes.append(Mix(seen, weight, there, "the loss", "weight"))
 
-    def _reduced(self, name: str, result: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Tensor:
+    def _reduced(
+        self, name: str, result: Tensor, args: list[Value], kwargs: dict[str, Value]
+    ) -> Tensor:
         keep = kwargs.get("keepdim") or kwargs.get("keepdims")
         if keep is not None:
             return result
@@ -244,7 +358,12 @@ class Tensors(Modules):
             return result.but(ndim=0)
         if result.ndim is not None and result.ndim > 1 and isinstance(dims, Const):
             return result.but(ndim=result.ndim - 1)
-        if result.ndim == SOME and isinstance(dims, Const) and isinstance(dims.value, int) and dims.value > 0:
+        if (
+            result.ndim == SOME
+            and isinstance(dims, Const)
+            and isinstance(dims.value, int)
+            and dims.value > 0
+        ):
             return result  # there was a dimension before that one
         return result.but(ndim=0 if result.ndim == 1 else None)
 

@@ -129,7 +129,7 @@ class Heap(Value):
 
 
 class Module(Heap):
-    """An `nn.Module`: of the library (`lib`), of the script (`cls`), or of neither that is known."""
+    """An `nn.Module`: of the library (`lib`), of the script (`cls`), or neither."""
 
     __slots__ = ("cls", "lib")
 
@@ -173,9 +173,7 @@ class Dict(Heap):
 
     __slots__ = ()
 
-    def __init__(
-        self, items: dict[Any, Value], elem: Value | None = None, **more: Any
-    ) -> None:
+    def __init__(self, items: dict[Any, Value], elem: Value | None = None, **more: Any) -> None:
         super().__init__(**more)
         for key, value in items.items():
             self.fields["items", key] = value

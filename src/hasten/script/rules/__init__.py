@@ -35,7 +35,8 @@ def all_rules() -> tuple[Rule, ...]:
         if entry.name.startswith("hst"):
             module = importlib.import_module(f"{__name__}.{entry.name}")
             for thing in vars(module).values():
-                if inspect.isclass(thing) and thing.__module__ == module.__name__ and hasattr(thing, "code"):
+                own = inspect.isclass(thing) and thing.__module__ == module.__name__
+                if own and hasattr(thing, "code"):
                     found[thing.code] = thing()
     return tuple(found[code] for code in sorted(found))
 
@@ -67,9 +68,7 @@ def check_source(
     return _check(Source.of_text(text, path), settings or Settings())
 
 
-def check_paths(
-    paths: Iterable[str | Path], *, settings: Settings | None = None
-) -> list[Finding]:
+def check_paths(paths: Iterable[str | Path], *, settings: Settings | None = None) -> list[Finding]:
     """The findings in files and notebooks, and in all of those below folders.
 
     Raises:
@@ -119,8 +118,13 @@ def explain(code: str) -> str:
             return page(rule)
     if wanted in KINDS:
         kind = KINDS[wanted]
-        seen = "when a file is read" if wanted == "HST100" else "by running (hasten check SCRIPT), not by reading"
-        return f"# {wanted}: {kind.name}\n\n{kind.summary[0].upper()}{kind.summary[1:]}.\n\nSeverity: {kind.severity}. Found {seen}.\n"
+        seen = (
+            "when a file is read"
+            if wanted == "HST100"
+            else "by running (hasten check SCRIPT), not by reading"
+        )
+        said = kind.summary[0].upper() + kind.summary[1:]
+        return f"# {wanted}: {kind.name}\n\n{said}.\n\nSeverity: {kind.severity}. Found {seen}.\n"
     known: Sequence[str] = sorted(KINDS)
     raise UsageError(f"there is no rule {code!r}; there are {', '.join(known)}")
 

@@ -1,5 +1,8 @@
 """HST101: calls that ask for CUDA by name."""
 
+# Long lists of names read better as text.
+# ruff: noqa: SIM905
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -86,7 +89,9 @@ def for_many_gpus(file: File) -> bool:
 
 def _named(file: File, seen: Seen) -> tuple[str, str]:
     node = seen.node
-    choose = "choose the device once, torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\"), and "
+    choose = (
+        'choose the device once, torch.device("cuda" if torch.cuda.is_available() else "cpu"), and '
+    )
     if seen.kind == "method" and seen.name == "cuda":
         if isinstance(seen.receiver, (Tensor, Module, Unknown, ParameterOf)):
             return f"`{file.short(node)}`", choose + "write .to(device)"
@@ -96,9 +101,16 @@ def _named(file: File, seen: Seen) -> tuple[str, str]:
         if last.endswith("Tensor") and last in _NEEDS_CUDA:
             return f"`{file.short(node)}`", choose + "make the tensor with device=device"
         if last in _NEEDS_CUDA:
-            return f"`{file.short(node)}`", "do this only if torch.cuda.is_available(), or use torch.accelerator"
+            return (
+                f"`{file.short(node)}`",
+                "do this only if torch.cuda.is_available(), or use torch.accelerator",
+            )
         return "", ""
-    if not isinstance(node, cst.Call) or seen.name == "torch.device" or seen.name.endswith("autocast"):
+    if (
+        not isinstance(node, cst.Call)
+        or seen.name == "torch.device"
+        or seen.name.endswith("autocast")
+    ):
         return "", ""
     for arg in node.args:
         literal = isinstance(arg.value, (cst.SimpleString, cst.FormattedString))
@@ -111,4 +123,7 @@ def _named(file: File, seen: Seen) -> tuple[str, str]:
 def names_cuda(seen: Seen, arg: cst.Arg) -> bool:
     """Whether a literal argument spells a CUDA device."""
     values = seen.kwargs.values() if arg.keyword is not None else seen.args
-    return any(isinstance(v, Const) and isinstance(v.value, str) and v.value.startswith("cuda") for v in values)
+    return any(
+        isinstance(v, Const) and isinstance(v.value, str) and v.value.startswith("cuda")
+        for v in values
+    )

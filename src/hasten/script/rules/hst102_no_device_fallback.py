@@ -65,12 +65,19 @@ class NoDeviceFallback(Rule):
                 literal = isinstance(node, (cst.Assign, cst.AnnAssign)) and isinstance(
                     node.value, (cst.SimpleString, cst.FormattedString)
                 )
-                if literal and seen.args and _is_cuda(seen.args[0]) and not under_cuda_condition(file, seen):
+                if (
+                    literal
+                    and seen.args
+                    and _is_cuda(seen.args[0])
+                    and not under_cuda_condition(file, seen)
+                ):
                     assert isinstance(node, (cst.Assign, cst.AnnAssign)) and node.value is not None
                     nodes.append(node.value)
         for node in nodes:
             yield self.finding(
-                file, node, f"`{file.short(node)}` is the device on every machine; without CUDA its first use fails.",
+                file, node,
+                f"`{file.short(node)}` is the device on every machine; without CUDA"
+                " its first use fails.",
                 'fall back: torch.device("cuda" if torch.cuda.is_available() else "cpu")',
                 severity=severity,  # type: ignore[arg-type]
             )  # fmt: skip

@@ -64,13 +64,31 @@ class ToResultDropped(Rule):
                 and (mix.origin is drop.origin or mix.origin.node is drop.origin.node)
             ]  # fmt: skip
             if drop.rebound:
-                what = f"`{drop.rebound}` is only the loop's name: what it goes over keeps its tensors on the CPU."
-                fix = f"build a new one: batch = [{drop.rebound}.to(device) for {drop.rebound} in batch]"
+                what = (
+                    f"`{drop.rebound}` is only the loop's name: what it goes over keeps"
+                    " its tensors on the CPU."
+                )
+                fix = (
+                    f"build a new one: batch = [{drop.rebound}.to(device) for"
+                    f" {drop.rebound} in batch]"
+                )
             else:
                 node = drop.node
-                base = file.short(node.func.value) if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) else "x"
-                what = f"`{file.short(node)}` gives a new tensor and leaves `{base}` where it is; the new one is dropped."
+                base = (
+                    file.short(node.func.value)
+                    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+                    else "x"
+                )
+                what = (
+                    f"`{file.short(node)}` gives a new tensor and leaves `{base}` where"
+                    " it is; the new one is dropped."
+                )
                 fix = f"{base} = {file.short(node)}"
             yield self.finding(
-                file, drop.node, what, fix, severity="error" if drop.proven else "warning", related=related
+                file,
+                drop.node,
+                what,
+                fix,
+                severity="error" if drop.proven else "warning",
+                related=related,
             )

@@ -78,12 +78,17 @@ class TensorAttributeNotBuffer(Rule):
             origin = meeting.origin
             owner = origin.owner if origin is not None else None
             name = origin.name if origin is not None else "?"
-            cls = owner.cls.name if isinstance(owner, Module) and owner.cls is not None else "the module"
+            cls = (
+                owner.cls.name
+                if isinstance(owner, Module) and owner.cls is not None
+                else "the module"
+            )
             yield self.finding(
                 file, meeting.node,
                 f"`self.{name}` of {cls} is a plain tensor: .to(device) leaves it on the CPU, and"
                 f" {meeting.mix.what} on line {file.line(meeting.mix.seen.node)} meets the device.",
-                f'self.register_buffer("{name}", ..., persistent=False), or nn.Parameter if it is to be trained',
+                f'self.register_buffer("{name}", ..., persistent=False), or nn.Parameter if'
+                ' it is to be trained',
                 severity=meeting.severity,
                 related=[(meeting.mix.seen.node, "it meets the device here")],
             )  # fmt: skip

@@ -70,7 +70,11 @@ class ModulesInPlainContainer(Rule):
             if not isinstance(owner, Module) or not seen.args or id(seen.node) in done:
                 continue
             inside = "__init__" in [f.name for f in seen.inside]
-            own = [m for m in modules_in(seen.args[0]) if inside and self._made_here(owner, m, seen.calls)]
+            own = [
+                m
+                for m in modules_in(seen.args[0])
+                if inside and self._made_here(owner, m, seen.calls)
+            ]
             own = [m for m in own if not _contains(owner, m) and _has_parameters(m)]
             if not own:
                 continue
@@ -78,10 +82,15 @@ class ModulesInPlainContainer(Rule):
             better = "nn.ModuleDict" if isinstance(seen.args[0], Dict) else "nn.ModuleList"
             cls = owner.cls.name if owner.cls is not None else "the module"
             meeting = met.get(id(seen.node))
-            related = [(meeting.mix.seen.node, "they meet the device here")] if meeting is not None else []
+            related = (
+                [(meeting.mix.seen.node, "they meet the device here")]
+                if meeting is not None
+                else []
+            )
             yield self.finding(
                 file, seen.node,
-                f"`self.{seen.name}` of {cls} holds modules in a plain {'dict' if better.endswith('Dict') else 'list'}:"
+                f"`self.{seen.name}` of {cls} holds modules in a plain"
+                f" {'dict' if better.endswith('Dict') else 'list'}:"
                 " they are not moved, not trained and not saved with it.",
                 f"self.{seen.name} = {better}(...)",
                 related=related,
@@ -90,7 +99,11 @@ class ModulesInPlainContainer(Rule):
     def _made_here(self, owner: Module, module: Module, calls: tuple[object, ...]) -> bool:
         """Whether the module was made while the owner was, rather than given to it."""
         origin = module.origin
-        return origin is not None and len(origin.calls) >= len(calls) and origin.calls[: len(calls)] == calls
+        return (
+            origin is not None
+            and len(origin.calls) >= len(calls)
+            and origin.calls[: len(calls)] == calls
+        )
 
 
 def _has_parameters(module: Module) -> bool:
@@ -100,7 +113,9 @@ def _has_parameters(module: Module) -> bool:
         if id(one) in done:
             continue
         done.add(id(one))
-        if "#place" in one.fields or any(getattr(v, "registered", False) for v in one.fields.values()):
+        if "#place" in one.fields or any(
+            getattr(v, "registered", False) for v in one.fields.values()
+        ):
             return True
         todo += [v for v in one.fields.values() if isinstance(v, Module)]
     return False

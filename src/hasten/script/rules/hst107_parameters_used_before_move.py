@@ -65,8 +65,10 @@ class ParametersUsedBeforeMove(Rule):
                 related.insert(0, (moved.node, "the model is moved here, after the copy"))
             yield self.finding(
                 file, meeting.node,
-                f"`{file.short(meeting.node)}` copies parameters while the model is on the CPU; the model"
-                f" is moved later, and {meeting.mix.what} on line {file.line(meeting.mix.seen.node)} mixes both.",
+                f"`{file.short(meeting.node)}` copies parameters while the model is on the"
+                " CPU; the model"
+                f" is moved later, and {meeting.mix.what} on line"
+                f" {file.line(meeting.mix.seen.node)} mixes both.",
                 "move the model to the device first",
                 severity=meeting.severity, related=related,
             )  # fmt: skip
@@ -79,7 +81,12 @@ class ParametersUsedBeforeMove(Rule):
         for other in file.facts.seen:
             if other is seen:
                 after = True
-            elif after and other.kind == "move" and other.receiver in seen.data["modules"] and line not in lines:
+            elif (
+                after
+                and other.kind == "move"
+                and other.receiver in seen.data["modules"]
+                and line not in lines
+            ):
                 if seen.data["places"].get(other.receiver) != "cpu" or other.data["place"] != "dev":
                     continue
                 lines.add(line)
@@ -87,8 +94,11 @@ class ParametersUsedBeforeMove(Rule):
                 name = seen.name.rsplit(".", 1)[-1]
                 yield self.finding(
                     file, seen.node,
-                    f"{name} builds its state here, on the CPU; the model is moved after that, and the first step mixes both."
-                    if eager else f"{name} is made before the model is moved; it works, since the parameters stay the same objects.",
+                    f"{name} builds its state here, on the CPU; the model is moved after"
+                    " that, and the first step mixes both."
+                    if eager
+                    else f"{name} is made before the model is moved; it works, since the"
+                    " parameters stay the same objects.",
                     "move the model to the device before making the optimizer",
                     severity="error" if eager else "suggestion",
                     related=[(other.node, "the model is moved here")],

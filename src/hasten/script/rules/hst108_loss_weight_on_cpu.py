@@ -55,7 +55,9 @@ class LossWeightOnCpu(Rule):
     def check(self, file: File) -> Iterator[Finding]:
         """Weights left on the CPU."""
         for meeting in meetings(file, self.code):
-            related = [(meeting.mix.seen.node, "the loss is called with tensors of the device here")]
+            related = [
+                (meeting.mix.seen.node, "the loss is called with tensors of the device here")
+            ]
             if meeting.origin is not None:
                 related.append((meeting.origin.node, "the weights are made here"))
             yield self.finding(

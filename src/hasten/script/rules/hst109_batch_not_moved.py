@@ -66,9 +66,15 @@ class BatchNotMoved(Rule):
             if meeting.origin is not None:
                 related.append((meeting.origin.node, "the batch comes from here"))
             if meeting.extra is not None:
-                message = f"a part of the batch is moved here, another is not: it meets the device on line {file.line(use)}."
+                message = (
+                    "a part of the batch is moved here, another is not: it meets the"
+                    f" device on line {file.line(use)}."
+                )
             else:
-                message = f"{meeting.mix.what} gets a tensor of the batch that is still on the CPU, and one on the device."
+                message = (
+                    f"{meeting.mix.what} gets a tensor of the batch that is still on the"
+                    " CPU, and one on the device."
+                )
             yield self.finding(
                 file, meeting.node, message, "move every tensor of the batch to the device",
                 severity=meeting.severity, related=related,

@@ -56,7 +56,8 @@ class IndexOnOtherDevice(Rule):
             use = meeting.mix.seen.node
             yield self.finding(
                 file, meeting.node,
-                f"`{file.short(meeting.node)}` is on the CPU and is indexed on line {file.line(use)} by a tensor on the device.",
+                f"`{file.short(meeting.node)}` is on the CPU and is indexed on line"
+                f" {file.line(use)} by a tensor on the device.",
                 "keep both on one device: make it with device=device",
                 severity=meeting.severity,
                 related=[(use, "it is indexed from the device here")],

@@ -63,9 +63,12 @@ class ModuleNotMoved(Rule):
             copied = meeting.origin is not None and isinstance(meeting.origin.owner, Module)
             yield self.finding(
                 file, meeting.node,
-                f"`{file.short(meeting.node)}` {'is a copy made on the CPU' if copied else 'makes a module on the CPU'}"
+                f"`{file.short(meeting.node)}`"
+                f" {'is a copy made on the CPU' if copied else 'makes a module on the CPU'}"
                 f" and nothing moves it; on line {file.line(use)} it gets tensors of the device.",
-                "make the copy after the move, or move it with .to(device) too" if copied else "move it with .to(device)",
+                "make the copy after the move, or move it with .to(device) too"
+                if copied
+                else "move it with .to(device)",
                 severity=meeting.severity,
                 related=[(use, "it is used with the device here")],
             )  # fmt: skip

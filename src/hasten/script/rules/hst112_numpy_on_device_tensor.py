@@ -13,7 +13,8 @@ class NumpyOnDeviceTensor(Rule):
 
     ## What it does
 
-    Finds `.numpy()`, `np.array(...)` and `np.asarray(...)` of tensors that surely lie on the device.
+    Finds `.numpy()`, `np.array(...)` and `np.asarray(...)` of tensors that surely lie on the
+    device.
 
     ## Why is this bad?
 
@@ -50,7 +51,9 @@ class NumpyOnDeviceTensor(Rule):
         """Device tensors that go to NumPy."""
         return first_of_each_line(
             self.finding(
-                file, seen.node, f"`{file.short(seen.node)}` is of a tensor on the device; NumPy cannot read it there.",
+                file, seen.node,
+                f"`{file.short(seen.node)}` is of a tensor on the device; NumPy"
+                " cannot read it there.",
                 "copy it to the host first: .cpu().numpy()",
                 severity="warning" if seen.assumed else "error",
             )

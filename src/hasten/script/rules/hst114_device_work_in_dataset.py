@@ -92,7 +92,9 @@ class DeviceWorkInDataset(Rule):
             severity, why = _severity(loader)
             related = [(loader.node, "the loader is made here")] if loader is not None else []
             yield self.finding(
-                file, seen.node, f"`{file.short(seen.node)}` works on the device for each sample, {why}",
+                file, seen.node,
+                f"`{file.short(seen.node)}` works on the device for each sample,"
+                f" {why}",
                 "return CPU tensors and move the whole batch in the training loop",
                 severity=severity, related=related,
             )  # fmt: skip
@@ -109,7 +111,8 @@ class DeviceWorkInDataset(Rule):
                 )  # fmt: skip
                 yield self.finding(
                     file, node, f"the data set holds tensors on the device; {why}",
-                    "keep the data set on the CPU and move each batch, or use neither workers nor pin_memory",
+                    "keep the data set on the CPU and move each batch, or use neither"
+                    " workers nor pin_memory",
                     related=[(seen.node, "the loader is made here")],
                 )  # fmt: skip
 
@@ -119,12 +122,15 @@ class DeviceWorkInDataset(Rule):
             yield from self._placed(seen, loaders)
 
     def _placed(self, seen: Seen, loaders: dict[int, Seen]) -> Iterator[tuple[Seen, Seen | None]]:
-        target = seen.data.get("to") or (seen.result.place if isinstance(seen.result, Tensor) else None)
+        target = seen.data.get("to") or (
+            seen.result.place if isinstance(seen.result, Tensor) else None
+        )
         if target != "dev":
             return
         around = next((a for a in seen.around if a.kind == "dataset"), None)
         method = any(
-            f.name in _IN_WORKERS and f.owner is not None and f.owner.is_dataset() for f in seen.inside
+            f.name in _IN_WORKERS and f.owner is not None and f.owner.is_dataset()
+            for f in seen.inside
         )
         if around is not None:
             yield seen, loaders.get(id(around.node))

@@ -52,10 +52,14 @@ class DeviceMismatch(Rule):
         """Operations on two devices."""
         return first_of_each_line(
             self.finding(
-                file, meeting.node, f"{meeting.mix.what} gets one tensor on the CPU and one on the device.",
+                file, meeting.node,
+                f"{meeting.mix.what} gets one tensor on the CPU and one on the"
+                " device.",
                 "bring both to one device before",
                 severity=meeting.severity,
-                related=[] if meeting.origin is None else [(meeting.origin.node, "the one on the CPU comes from here")],
+                related=[]
+                if meeting.origin is None
+                else [(meeting.origin.node, "the one on the CPU comes from here")],
             )
             for meeting in meetings(file, self.code)
         )  # fmt: skip

@@ -63,16 +63,35 @@ class ParallelModulePrefix(Rule):
             s for s in file.facts.of("method")
             if s.name == "load_state_dict" and isinstance(s.receiver, Module)
         ]  # fmt: skip
-        plain = next((s for s in loads if isinstance(s.receiver, Module) and "wraps" not in s.receiver.extra), None)
+        plain = next(
+            (
+                s
+                for s in loads
+                if isinstance(s.receiver, Module) and "wraps" not in s.receiver.extra
+            ),
+            None,
+        )
         for seen in file.facts.all("call", "torch.save"):
-            owner = next((o for o in owners_in(seen.args[:1]) if isinstance(o, Module) and "wraps" in o.extra), None)
+            owner = next(
+                (
+                    o
+                    for o in owners_in(seen.args[:1])
+                    if isinstance(o, Module) and "wraps" in o.extra
+                ),
+                None,
+            )
             if owner is None:
                 continue
             kind = owner.lib.rsplit(".", 1)[-1]
-            related = [(plain.node, "a model that is not wrapped is loaded here")] if plain is not None else []
+            related = (
+                [(plain.node, "a model that is not wrapped is loaded here")]
+                if plain is not None
+                else []
+            )
             yield self.finding(
                 file, seen.node,
-                f"the model {'may be' if owner.extra.get('maybe') else 'is'} wrapped in {kind} here: every name in the file then begins with `module.`.",
+                f"the model {'may be' if owner.extra.get('maybe') else 'is'} wrapped in"
+                f" {kind} here: every name in the file then begins with `module.`.",
                 "save model.module.state_dict() when it is wrapped",
                 severity="warning" if plain is not None else "suggestion", related=related,
             )  # fmt: skip

@@ -65,10 +65,13 @@ class LoadWithoutMapLocation(Rule):
             if "map_location" in seen.kwargs or len(seen.args) > 1:
                 continue
             proven = saved is not None and not careful and _into_module(file, seen)
-            related = [(saved.node, "state on the device is saved here")] if saved is not None else []
+            related = (
+                [(saved.node, "state on the device is saved here")] if saved is not None else []
+            )
             yield self.finding(
                 file, seen.node,
-                "this loads tensors onto the device they were saved from; without that device it fails.",
+                "this loads tensors onto the device they were saved from; without that"
+                " device it fails.",
                 "torch.load(path, map_location=device)",
                 severity="warning" if proven else "suggestion", related=related,
             )  # fmt: skip
@@ -89,6 +92,10 @@ def _into_module(file: File, load: Seen) -> bool:
     for seen in file.facts.of("method"):
         if seen.name == "load_state_dict" and seen.args:
             value = seen.args[0]
-            if isinstance(value, Unknown) and value.origin is not None and value.origin.node is load.node:
+            if (
+                isinstance(value, Unknown)
+                and value.origin is not None
+                and value.origin.node is load.node
+            ):
                 return True
     return False

@@ -20,8 +20,8 @@ class SyncInStep(Rule):
 
     ## What it does
 
-    Finds `.item()`, `.cpu()`, `.tolist()`, `float(loss)`, `print(loss)`, f-strings and conditions on
-    device tensors that run in every round of a training loop. What runs every N steps, under a
+    Finds `.item()`, `.cpu()`, `.tolist()`, `float(loss)`, `print(loss)`, f-strings and conditions
+    on device tensors that run in every round of a training loop. What runs every N steps, under a
     condition, is not reported. One running total, `total += loss.item()`, as the only wait of the
     step is a suggestion.
 
@@ -72,13 +72,20 @@ class SyncInStep(Rule):
 
     def check(self, file: File) -> Iterator[Finding]:
         """Waits in the step."""
-        return first_of_each_line(sorted(self._all(file), key=lambda f: (f.line, f.severity != "warning")))
+        return first_of_each_line(
+            sorted(self._all(file), key=lambda f: (f.line, f.severity != "warning"))
+        )
 
     def _all(self, file: File) -> Iterator[Finding]:
         waits: list[tuple[Seen, Loop]] = []
         for seen in file.facts.of("sync"):
             loop = seen.step_loop()
-            if loop is not None and not _steps_with_closure(file, loop) and seen.every_round_of(loop) and not seen.under("dataset"):
+            if (
+                loop is not None
+                and not _steps_with_closure(file, loop)
+                and seen.every_round_of(loop)
+                and not seen.under("dataset")
+            ):
                 waits.append((seen, loop))
         shown = _shown(file)
         for seen, loop in waits:
@@ -87,8 +94,10 @@ class SyncInStep(Rule):
             how = seen.name if seen.name.startswith(".") else f"{seen.name} of a device tensor"
             yield self.finding(
                 file, seen.node,
-                f"{how} waits for the device in every step of the loop on line {file.line(loop.node)}.",
-                "keep values on the device (total += loss.detach()) and read them every N steps, or once an epoch",
+                f"{how} waits for the device in every step of the loop on line"
+                f" {file.line(loop.node)}.",
+                "keep values on the device (total += loss.detach()) and read them every N"
+                " steps, or once an epoch",
                 severity=severity, related=[(loop.node, "the training loop")],
             )  # fmt: skip
 
@@ -106,7 +115,12 @@ def _shown(file: File) -> list[cst.CSTNode]:
     found = [s.node for s in file.facts.all("call", "builtins.print")]
     found += [s.node for s in file.facts.of("call") if s.name.startswith("logging.")]
     for seen in file.facts.of("method"):
-        if seen.name in tables.LOG_CALLS or seen.name in ("add_scalar", "set_postfix", "set_description", "write"):
+        if seen.name in tables.LOG_CALLS or seen.name in (
+            "add_scalar",
+            "set_postfix",
+            "set_description",
+            "write",
+        ):
             found.append(seen.node)
     return found
 

@@ -60,7 +60,9 @@ class EmptyCacheInLoop(Rule):
 
     def check(self, file: File) -> Iterator[Finding]:
         """Emptied caches."""
-        return first_of_each_line(sorted(self._all(file), key=lambda f: (f.line, f.severity != "warning")))
+        return first_of_each_line(
+            sorted(self._all(file), key=lambda f: (f.line, f.severity != "warning"))
+        )
 
     def _all(self, file: File) -> Iterator[Finding]:
         for seen in file.facts.all("call", *_CALLS):
@@ -72,7 +74,8 @@ class EmptyCacheInLoop(Rule):
             loop = step if each and step is not None else loops[-1]
             yield self.finding(
                 file, seen.node,
-                f"the cache is emptied {'in every step of' if each else 'within'} the loop on line {file.line(loop.node)}.",
+                f"the cache is emptied {'in every step of' if each else 'within'} the loop"
+                f" on line {file.line(loop.node)}.",
                 "remove it; PyTorch reuses cached memory by itself",
                 severity="warning" if each else "suggestion", related=[(loop.node, "the loop")],
             )  # fmt: skip

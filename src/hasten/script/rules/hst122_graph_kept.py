@@ -77,7 +77,8 @@ class GraphKept(Rule):
             if kept:
                 yield self.finding(
                     file, seen.node,
-                    f"`{kept}` outlives the step and keeps its graph: memory grows with every step of the"
+                    f"`{kept}` outlives the step and keeps its graph: memory grows with"
+                    " every step of the"
                     f" loop on line {file.line(loop.node)}.",
                     "keep a value without graph: .detach(), or .item() now and then",
                     related=[(loop.node, "the training loop")],
@@ -121,7 +122,9 @@ def _appended(file: File, seen: Seen, loop: Loop) -> str:
         if isinstance(target, cst.Subscript):
             name = spelled(target.value)
             index = target.slice[0].slice
-            if isinstance(index, cst.Index) and isinstance(index.value, (cst.SimpleString, cst.Integer)):
+            if isinstance(index, cst.Index) and isinstance(
+                index.value, (cst.SimpleString, cst.Integer)
+            ):
                 return ""  # one key, written over each step: it does not grow
     elif isinstance(node, cst.AugAssign):
         argument, name = node.value, spelled(node.target)
@@ -136,7 +139,12 @@ def _emptied(file: File, name: str, loop: Loop) -> bool:
     if any(one.rsplit(".", 1)[-1] == last for one in loop.cleared):
         return True
     for seen in file.facts.of("bind", "store"):
-        if seen.name == last and any(o.node is loop.node for o in seen.loops()) and seen.args and isinstance(seen.args[0], (Seq, Dict)):
+        if (
+            seen.name == last
+            and any(o.node is loop.node for o in seen.loops())
+            and seen.args
+            and isinstance(seen.args[0], (Seq, Dict))
+        ):
             return True
     return False
 
@@ -153,7 +161,9 @@ def _added(file: File, seen: Seen, loop: Loop) -> str:
             return ""
         target = node.targets[0].target
         sides = [node.value.left, node.value.right]
-        if not isinstance(node.value.operator, cst.Add) or spelled(target) not in [spelled(s) for s in sides]:
+        if not isinstance(node.value.operator, cst.Add) or spelled(target) not in [
+            spelled(s) for s in sides
+        ]:
             return ""
         argument = sides[1] if spelled(sides[0]) == spelled(target) else sides[0]
         value = seen.args[0]
@@ -162,7 +172,12 @@ def _added(file: File, seen: Seen, loop: Loop) -> str:
         return ""
     last = name.rsplit(".", 1)[-1]
     for other in file.facts.of("bind", "store"):
-        if other.name == last and other.node is not node and loop in other.loops() and not _again(other, name):
+        if (
+            other.name == last
+            and other.node is not node
+            and loop in other.loops()
+            and not _again(other, name)
+        ):
             return ""
     if isinstance(seen.receiver, Const) and seen.receiver.value is None:
         return ""

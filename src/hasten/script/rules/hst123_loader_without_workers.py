@@ -1,5 +1,8 @@
 """HST123: samples that take work are made in the training process."""
 
+# Long lists of names read better as text.
+# ruff: noqa: SIM905
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,7 +16,10 @@ from hasten.script.flow.facts import Seen
 from hasten.script.flow.values import Const, Function, Instance, Loader, Seq, Thing, Value
 from hasten.script.rules.file import File, Rule, first_of_each_line
 
-_DECODERS = frozenset("open imread imdecode read_image decode_image decode_jpeg load loadtxt read_csv read_file".split())
+_DECODERS = frozenset(
+    "open imread imdecode read_image decode_image decode_jpeg load loadtxt"
+    " read_csv read_file".split()
+)
 
 
 class LoaderWithoutWorkers(Rule):
@@ -82,7 +88,8 @@ class LoaderWithoutWorkers(Rule):
 
     def train(paths, transform, model, optimizer):
         model.to(device)
-        for images in DataLoader(Photos(paths, transform), batch_size=32, shuffle=True, num_workers=4):
+        data = Photos(paths, transform)
+        for images in DataLoader(data, batch_size=32, shuffle=True, num_workers=4):
             loss = model(images.to(device)).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -105,7 +112,11 @@ class LoaderWithoutWorkers(Rule):
             return
         for seen in file.facts.of("loader"):
             loader = seen.receiver
-            if not isinstance(loader, Loader) or loader.extra.get("loose") or not feeds_training(file, loader):
+            if (
+                not isinstance(loader, Loader)
+                or loader.extra.get("loose")
+                or not feeds_training(file, loader)
+            ):
                 continue
             workers = loader.settings.get("num_workers", Const(0))
             if not isinstance(workers, Const) or workers.value != 0:
@@ -114,8 +125,10 @@ class LoaderWithoutWorkers(Rule):
             if why:
                 yield self.finding(
                     file, seen.node,
-                    f"the data set {why} for each sample, and the loader does it in the training process.",
-                    "num_workers=4 or so (hasten tune finds the number), with persistent_workers=True",
+                    f"the data set {why} for each sample, and the loader does it in the"
+                    " training process.",
+                    "num_workers=4 or so (hasten tune finds the number), with"
+                    " persistent_workers=True",
                     severity=severity,
                 )  # fmt: skip
 
@@ -135,7 +148,10 @@ def feeds_training(file: File, loader: Loader) -> bool:
             return True
     for end in file.facts.of("loop-end"):
         loop = end.data["loop"]
-        if loop.has_backward and any(s.receiver is loader and file.holds(loop.node, s.node) for s in file.facts.of("loader-use")):
+        if loop.has_backward and any(
+            s.receiver is loader and file.holds(loop.node, s.node)
+            for s in file.facts.of("loader-use")
+        ):
             return True
     return False
 
@@ -173,7 +189,7 @@ class _Work(cst.CSTVisitor):
         self.loops = False
         self.transform = ""
 
-    def visit_Call(self, node: cst.Call) -> None:
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         """A call: of a decoder, or of a transform."""
         name = spelled(node.func)
         last = name.rsplit(".", 1)[-1]
@@ -182,7 +198,7 @@ class _Work(cst.CSTVisitor):
         if "transform" in last or "augment" in last:
             self.transform = name
 
-    def visit_For(self, node: cst.For) -> None:
+    def visit_For(self, node: cst.For) -> None:  # noqa: N802
         """A loop with calls in it."""
         finder = _Calls()
         node.body.visit(finder)
@@ -193,7 +209,7 @@ class _Calls(cst.CSTVisitor):
     def __init__(self) -> None:
         self.count = 0
 
-    def visit_Call(self, node: cst.Call) -> None:
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         """Count it."""
         self.count += 1
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import libcst as cst
+
 from hasten.script.findings import Finding
 from hasten.script.flow.facts import Loop
 from hasten.script.flow.values import Const, Guard, Loader
@@ -77,9 +79,11 @@ class WorkersNotPersistent(Rule):
             proven = isinstance(workers, Const)
             yield self.finding(
                 file, seen.node,
-                f"its workers are started anew in each round of the loop on line {file.line(epochs.node)}.",
+                "its workers are started anew in each round of the loop on line"
+                f" {file.line(epochs.node)}.",
                 "persistent_workers=True",
-                severity="warning" if proven else "suggestion", related=[(epochs.node, "the epochs")],
+                severity="warning" if proven else "suggestion",
+                related=[(epochs.node, "the epochs")],
             )  # fmt: skip
 
 
@@ -90,7 +94,7 @@ def epoch_loop(file: File, loader: Loader) -> Loop | None:
             continue
         outer = [
             loop for loop in seen.loops()
-            if loop.over is not loader and not file.holds(_over(loop), seen.node)
+            if loop.over is not loader and not _goes_over(file, loop, seen.node)
         ]  # fmt: skip
         made = loader.origin.loops if loader.origin is not None else ()
         outer = [loop for loop in outer if loop not in made and loop.rounds != 1]
@@ -99,5 +103,6 @@ def epoch_loop(file: File, loader: Loader) -> Loop | None:
     return None
 
 
-def _over(loop: Loop) -> object:
-    return getattr(loop.node, "iter", loop.node)
+def _goes_over(file: File, loop: Loop, node: cst.CSTNode) -> bool:
+    """Whether the node is part of what the loop goes over."""
+    return isinstance(loop.node, (cst.For, cst.CompFor)) and file.holds(loop.node.iter, node)

@@ -55,11 +55,15 @@ class NonBlockingUnpinned(Rule):
         """Arguments without effect."""
         return first_of_each_line(
             self.finding(
-                file, seen.node, "non_blocking has no effect: the batch comes from a loader without pin_memory.",
+                file, seen.node,
+                "non_blocking has no effect: the batch comes from a loader without"
+                " pin_memory.",
                 "pin_memory=True for the loader",
             )
             for seen in file.facts.of("tensor-move")
-            if seen.data["non_blocking"] and seen.data["to"] == "dev" and _from_unpinned(seen.receiver)
+            if seen.data["non_blocking"]
+            and seen.data["to"] == "dev"
+            and _from_unpinned(seen.receiver)
         )  # fmt: skip
 
 

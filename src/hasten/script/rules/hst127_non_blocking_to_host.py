@@ -64,7 +64,8 @@ class NonBlockingToHost(Rule):
                 continue
             yield self.finding(
                 file, seen.node,
-                f"this reads on the host what line {file.line(move)} copies with non_blocking=True, perhaps before it is there.",
+                f"this reads on the host what line {file.line(move)} copies with"
+                " non_blocking=True, perhaps before it is there.",
                 "leave out non_blocking for copies to the host, or synchronize before reading",
                 related=[(move, "the copy is started here")],
             )  # fmt: skip

@@ -69,7 +69,11 @@ class TimingWithoutSync(Rule):
     def _all(self, file: File) -> Iterator[Finding]:
         order = file.facts.seen
         for index, seen in enumerate(order):
-            if seen.kind != "elapsed" or not isinstance(seen.receiver, Unknown) or seen.receiver.origin is None:
+            if (
+                seen.kind != "elapsed"
+                or not isinstance(seen.receiver, Unknown)
+                or seen.receiver.origin is None
+            ):
                 continue
             clock = seen.receiver.origin.node
             starts = [i for i in range(index) if order[i].kind == "call" and order[i].node is clock]
@@ -81,8 +85,10 @@ class TimingWithoutSync(Rule):
                 continue
             yield self.finding(
                 file, seen.node,
-                f"between the two readings of the clock the device is given work (line {file.line(work.node)}) and nothing waits for it.",
-                "torch.accelerator.synchronize() (or torch.cuda.synchronize()) before reading the clock",
+                "between the two readings of the clock the device is given work (line"
+                f" {file.line(work.node)}) and nothing waits for it.",
+                "torch.accelerator.synchronize() (or torch.cuda.synchronize()) before"
+                " reading the clock",
                 related=[(clock, "the clock is started here"), (work.node, "device work")],
             )  # fmt: skip
 
@@ -90,8 +96,16 @@ class TimingWithoutSync(Rule):
 def _is_work(seen: Seen) -> bool:
     if seen.kind == "module-call":
         return seen.data.get("place") == "dev"
-    return seen.kind == "backward" and isinstance(seen.receiver, Tensor) and seen.receiver.place == "dev"
+    return (
+        seen.kind == "backward"
+        and isinstance(seen.receiver, Tensor)
+        and seen.receiver.place == "dev"
+    )
 
 
 def _waits(seen: Seen) -> bool:
-    return seen.kind in ("sync", "numpy") or "synchronize" in seen.name or seen.name in ("wait", "elapsed_time")
+    return (
+        seen.kind in ("sync", "numpy")
+        or "synchronize" in seen.name
+        or seen.name in ("wait", "elapsed_time")
+    )

@@ -70,7 +70,11 @@ class SetEpochMissing(Rule):
         for seen in file.facts.of("loader"):
             loader = seen.receiver
             sampler = loader.settings.get("sampler") if isinstance(loader, Loader) else None
-            if not isinstance(loader, Loader) or not isinstance(sampler, Thing) or not sampler.lib.endswith("DistributedSampler"):
+            if (
+                not isinstance(loader, Loader)
+                or not isinstance(sampler, Thing)
+                or not sampler.lib.endswith("DistributedSampler")
+            ):
                 continue
             shuffle = sampler.extra.get("shuffle")
             epochs = epoch_loop(file, loader)
@@ -78,7 +82,9 @@ class SetEpochMissing(Rule):
                 continue
             node = sampler.origin.node if sampler.origin is not None else seen.node
             yield self.finding(
-                file, node, "nothing calls set_epoch on this sampler: every epoch has the same order.",
+                file, node,
+                "nothing calls set_epoch on this sampler: every epoch has the same"
+                " order.",
                 "sampler.set_epoch(epoch) at the start of each epoch",
                 related=[(epochs.node, "the epochs")],
             )  # fmt: skip

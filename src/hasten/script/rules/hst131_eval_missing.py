@@ -64,10 +64,12 @@ class EvalMissing(Rule):
 
     def check(self, file: File) -> Iterator[Finding]:
         """Evaluation with dropout on."""
-        trained = [s for s in file.facts.of("optimizer")]
+        trained = file.facts.of("optimizer")
         return first_of_each_line(
             self.finding(
-                file, seen.node, f"the model is in training mode here: its {seen.data['layer']} is active.",
+                file, seen.node,
+                f"the model is in training mode here: its {seen.data['layer']} is"
+                " active.",
                 "model.eval() before evaluating, model.train() after",
                 severity="suggestion" if seen.assumed else "warning",
             )

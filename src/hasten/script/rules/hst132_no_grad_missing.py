@@ -15,7 +15,8 @@ class NoGradMissing(Rule):
     ## What it does
 
     Finds loops over a loader without a backward pass that call a model after `model.eval()` and
-    outside `torch.no_grad()` or `torch.inference_mode()`. It is a suggestion: the results are right.
+    outside `torch.no_grad()` or `torch.inference_mode()`. It is a suggestion: the results are
+    right.
 
     ## Why is this bad?
 
@@ -72,6 +73,5 @@ class NoGradMissing(Rule):
             and any(isinstance(loop.over, Loader) for loop in seen.loops())
             and not any(loop.has_backward for loop in seen.loops())
             and not any(f.name == "forward" for f in seen.inside)
-            and not {"grad", "backward"} & {s.name for loop in seen.loops() for s in file.facts.of("method") if loop in s.loops()}
             and "autograd" not in file.attributes()
         )  # fmt: skip

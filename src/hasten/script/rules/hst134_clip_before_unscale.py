@@ -81,7 +81,8 @@ class ClipBeforeUnscale(Rule):
             elif seen.kind == "clip" and scaled is not None:
                 yield self.finding(
                     file, seen.node,
-                    f"the gradients still carry the loss scale of line {file.line(scaled.node)}: this clips nearly every step.",
+                    "the gradients still carry the loss scale of line"
+                    f" {file.line(scaled.node)}: this clips nearly every step.",
                     "scaler.unscale_(optimizer) before clipping",
                     related=[(scaled.node, "the loss is scaled here")],
                 )  # fmt: skip

@@ -72,13 +72,18 @@ class ScalerNotSaved(Rule):
         if not used:
             return
         resumes = any(
-            s.name == "load_state_dict" and isinstance(s.receiver, Optimizer) for s in file.facts.of("method")
+            s.name == "load_state_dict" and isinstance(s.receiver, Optimizer)
+            for s in file.facts.of("method")
         )
         for seen in file.facts.all("call", "torch.save"):
             owners = owners_in(seen.args[:1])
-            if any(isinstance(o, Optimizer) for o in owners) and not any(isinstance(o, Scaler) for o in owners):
+            if any(isinstance(o, Optimizer) for o in owners) and not any(
+                isinstance(o, Scaler) for o in owners
+            ):
                 yield self.finding(
-                    file, seen.node, "the checkpoint has the optimizer's state but not the gradient scaler's.",
+                    file, seen.node,
+                    "the checkpoint has the optimizer's state but not the gradient"
+                    " scaler's.",
                     'save "scaler": scaler.state_dict() too, and load it when resuming',
                     severity="warning" if resumes else "suggestion",
                     related=[(used[0].node, "the scaler is used here")],

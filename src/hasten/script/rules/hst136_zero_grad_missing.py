@@ -59,7 +59,9 @@ class ZeroGradMissing(Rule):
             return iter(())
         return first_of_each_line(
             self.finding(
-                file, seen.node, f"nothing clears the gradients in the loop on line {file.line(loop.node)}: they pile up.",
+                file, seen.node,
+                "nothing clears the gradients in the loop on line"
+                f" {file.line(loop.node)}: they pile up.",
                 "optimizer.zero_grad() in each step",
                 related=[(loop.node, "the training loop")],
             )

@@ -66,13 +66,28 @@ class MadeOnCpuThenMoved(Rule):
         for seen in file.facts.of("tensor-move"):
             loop = seen.step_loop()
             value = seen.receiver
-            if loop is None or not isinstance(value, Tensor) or value.origin is None or seen.under("dataset"):
+            if (
+                loop is None
+                or not isinstance(value, Tensor)
+                or value.origin is None
+                or seen.under("dataset")
+            ):
                 continue
-            if seen.data["to"] != "dev" or seen.data["from"] != "cpu" or value.origin.kind != "factory":
+            if (
+                seen.data["to"] != "dev"
+                or seen.data["from"] != "cpu"
+                or value.origin.kind != "factory"
+            ):
                 continue
             direct = file.holds(seen.node, value.origin.node)
-            if direct and value.origin.name not in ("tensor", "from_numpy", "as_tensor") and loop in value.origin.loops:
+            if (
+                direct
+                and value.origin.name not in ("tensor", "from_numpy", "as_tensor")
+                and loop in value.origin.loops
+            ):
                 yield self.finding(
-                    file, seen.node, f"`{file.short(value.origin.node)}` is made on the CPU and copied in every step.",
+                    file, seen.node,
+                    f"`{file.short(value.origin.node)}` is made on the CPU and copied"
+                    " in every step.",
                     "make it on the device: device=device",
                 )  # fmt: skip

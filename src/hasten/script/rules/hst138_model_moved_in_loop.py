@@ -68,11 +68,21 @@ class ModelMovedInLoop(Rule):
             loop = next((one for one in reversed(back.loops()) if one.has_backward), None)
             if back.data["place"] != "cpu" or loop is None:
                 continue
-            there = next((s for s in moves if s.receiver is back.receiver and s.data["place"] == "dev" and loop in s.loops()), None)
+            there = next(
+                (
+                    s
+                    for s in moves
+                    if s.receiver is back.receiver
+                    and s.data["place"] == "dev"
+                    and loop in s.loops()
+                ),
+                None,
+            )
             if there is not None:
                 yield self.finding(
                     file, there.node,
-                    f"the model goes to the device here and back on line {file.line(back.node)}, in every round of a loop.",
+                    "the model goes to the device here and back on line"
+                    f" {file.line(back.node)}, in every round of a loop.",
                     "leave it on the device, and move what it is evaluated on",
                     related=[(back.node, "it goes back here"), (loop.node, "the loop")],
                 )  # fmt: skip
@@ -80,7 +90,9 @@ class ModelMovedInLoop(Rule):
     def _each_step(self, file: File) -> Iterator[Finding]:
         return (
             self.finding(
-                file, seen.node, f"the model is moved in every step of the loop on line {file.line(loop.node)}.",
+                file, seen.node,
+                "the model is moved in every step of the loop on line"
+                f" {file.line(loop.node)}.",
                 "move it once, before the loop", related=[(loop.node, "the training loop")],
             )
             for seen in file.facts.of("move")

@@ -74,7 +74,8 @@ class OptimizerWithoutModel(Rule):
             if change is not None:
                 yield self.finding(
                     file, seen.node,
-                    f"the optimizer has parameters that line {file.line(change.node)} replaces: the new ones are never trained.",
+                    f"the optimizer has parameters that line {file.line(change.node)}"
+                    " replaces: the new ones are never trained.",
                     "make the optimizer after the model is complete",
                     related=[(change.node, "the model is changed here")],
                 )  # fmt: skip
@@ -83,7 +84,11 @@ class OptimizerWithoutModel(Rule):
         for index, seen in enumerate(later):
             value = seen.args[0] if seen.args else None
             owner = seen.receiver
-            if seen.kind != "store" or not isinstance(value, Module) or not isinstance(owner, Module):
+            if (
+                seen.kind != "store"
+                or not isinstance(value, Module)
+                or not isinstance(owner, Module)
+            ):
                 continue
             if seen.assumed or any(a.kind == "if" for a in seen.around):
                 continue
@@ -111,7 +116,11 @@ class OptimizerWithoutModel(Rule):
                 return None
         others = [s.data["modules"] for s in file.facts.of("optimizer") if s is not made]
         for seen in later:
-            if seen.kind == "module-call" and isinstance(seen.receiver, Module) and seen.receiver.cls is classes[0]:
+            if (
+                seen.kind == "module-call"
+                and isinstance(seen.receiver, Module)
+                and seen.receiver.cls is classes[0]
+            ):
                 held = any(_contains(m, seen.receiver) for group in others for m in group)
                 return None if held or seen.under("no_grad") else seen
         return None

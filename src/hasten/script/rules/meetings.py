@@ -50,7 +50,9 @@ def _all(file: File) -> list[Meeting]:
     dropped = dropped_moves(file)
     found: dict[int, Meeting] = {}
     for mix in file.facts.mixes:
-        if mix.origin is not None and any(_same_batch(mix.origin, d.origin) for d in dropped if d.origin):
+        if mix.origin is not None and any(
+            _same_batch(mix.origin, d.origin) for d in dropped if d.origin
+        ):
             continue  # HST103 speaks of it
         meeting = _judged(file, mix)
         key = id(meeting.node)
@@ -61,8 +63,10 @@ def _all(file: File) -> list[Meeting]:
 
 
 def _same_batch(one: Origin, other: Origin) -> bool:
-    return one is other or (one.kind == other.kind == "batch" and one.node is other.node) or (
-        one.kind == other.kind == "factory" and one.node is other.node
+    return (
+        one is other
+        or (one.kind == other.kind == "batch" and one.node is other.node)
+        or (one.kind == other.kind == "factory" and one.node is other.node)
     )
 
 
@@ -81,7 +85,12 @@ def _judged(file: File, mix: Mix) -> Meeting:
         return Meeting("HST107", mix, _where_copied(file, origin), origin)
     if origin.kind == "attribute":
         inner = origin.inner
-        if not origin.in_init and inner is not None and inner.kind == "factory" and not inner.in_init:
+        if (
+            not origin.in_init
+            and inner is not None
+            and inner.kind == "factory"
+            and not inner.in_init
+        ):
             return Meeting("HST104", mix, inner.node, inner)
         return Meeting("HST105", mix, origin.node, origin)
     if origin.kind == "field":
@@ -100,7 +109,14 @@ def _judged(file: File, mix: Mix) -> Meeting:
     if origin.kind == "factory":
         return Meeting("HST104", mix, origin.node, origin)
     if origin.kind == "module":
-        made = next((s.receiver for s in file.facts.all("module-call") if isinstance(s.receiver, Module) and s.receiver.origin is origin), None)
+        made = next(
+            (
+                s.receiver
+                for s in file.facts.all("module-call")
+                if isinstance(s.receiver, Module) and s.receiver.origin is origin
+            ),
+            None,
+        )
         if isinstance(made, Module):
             return _of_module(file, mix, made)
         return Meeting("HST111", mix, origin.node, origin)
@@ -146,8 +162,10 @@ def _contains(outer: Module, inner: Module) -> bool:
 def plain_holder(file: File, module: Module) -> tuple[Seen, str] | None:
     """The assignment of a plain list or dict in a module that holds this module, if any."""
     for seen in file.facts.all("store"):
-        if isinstance(seen.receiver, Module) and seen.args and any(
-            _contains(held, module) for held in modules_in(seen.args[0])
+        if (
+            isinstance(seen.receiver, Module)
+            and seen.args
+            and any(_contains(held, module) for held in modules_in(seen.args[0]))
         ):
             return seen, seen.name
     return None
@@ -166,7 +184,10 @@ def modules_in(value: Value) -> list[Module]:
         if isinstance(one, Module):
             found.append(one)
         elif isinstance(one, Seq):
-            todo += [*(one.items or []), *([one.fields["elem"]] if one.fields["elem"] is not None else [])]
+            todo += [
+                *(one.items or []),
+                *([one.fields["elem"]] if one.fields["elem"] is not None else []),
+            ]
         elif isinstance(one, Dict):
             todo += one.values()
     return found
@@ -198,7 +219,12 @@ def _sibling_move(file: File, origin: Origin) -> cst.CSTNode | None:
     found = None
     for seen in file.facts.all("tensor-move"):
         theirs = getattr(seen.receiver, "origin", None)
-        if theirs is not None and seen.data.get("to") == "dev" and theirs.kind == "batch" and theirs.node is origin.node:
+        if (
+            theirs is not None
+            and seen.data.get("to") == "dev"
+            and theirs.kind == "batch"
+            and theirs.node is origin.node
+        ):
             found = seen.node
     return found
 
@@ -238,7 +264,12 @@ def _statements(file: File) -> list[Dropped]:
                 continue
             receiver = move.receiver
             found.append(Dropped(seen.node, move, getattr(receiver, "origin", None), True))
-        elif isinstance(seen.result, Unknown) and seen.result.origin is not None and seen.result.origin.kind in ("batch", "loop"):
+        elif (
+            isinstance(seen.result, Unknown)
+            and seen.result.origin is not None
+            and seen.result.origin.kind in ("batch", "loop")
+            and any(loop.has_backward for loop in seen.loops())
+        ):
             found.append(Dropped(seen.node, move, seen.result.origin, False))
     return found
 
@@ -255,7 +286,11 @@ def _rebound(file: File) -> list[Dropped]:
         if not isinstance(seen.node, cst.Assign) or seen.name not in _names(loop.target):
             continue
         value = seen.node.value
-        if not isinstance(value, cst.Call) or not isinstance(value.func, cst.Attribute) or value.func.attr.value not in ("to", "cuda"):
+        if (
+            not isinstance(value, cst.Call)
+            or not isinstance(value.func, cst.Attribute)
+            or value.func.attr.value not in ("to", "cuda")
+        ):
             continue
         base = value.func.value
         move = moves.get(id(value))
@@ -288,7 +323,7 @@ class _NamesIn(cst.CSTVisitor):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def visit_Name(self, node: cst.Name) -> None:
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802
         """A name that is read."""
         self.names.add(node.value)
 

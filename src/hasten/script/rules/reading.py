@@ -29,7 +29,7 @@ def parse(source: Source) -> File | None:
         return None
     wrapper = MetadataWrapper(tree, unsafe_skip_copy=True)
     positions = wrapper.resolve(PositionProvider)
-    return File(source.path, wrapper.module, follow(wrapper.module), positions)  # type: ignore[arg-type]
+    return File(source.path, wrapper.module, follow(wrapper.module), positions)
 
 
 def _said(text: str, error: cst.ParserSyntaxError) -> tuple[int, int, str]:

@@ -71,7 +71,9 @@ def settings_for(path: Path) -> Settings:
         file = folder / "pyproject.toml"
         if file.is_file():
             try:
-                table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("hasten")
+                table = (
+                    tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("hasten")
+                )
             except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
                 raise UsageError(f"{file} cannot be read: {error}") from None
             if table is not None:
