@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 BIN := .venv/bin
 RUN ?= runs/first
 
-.PHONY: train test lint types unit bench clean
+.PHONY: train test lint types unit fidelity bench clean
 
 train: .venv/installed
 	$(BIN)/hasten train --epochs 10
@@ -21,6 +21,10 @@ types: .venv/installed
 
 unit: .venv/installed
 	$(BIN)/python -m pytest
+
+# Every operator of PyTorch's database on the simulated accelerator; writes docs/fidelity.md.
+fidelity: .venv/installed
+	$(BIN)/python -W ignore tools/fidelity.py --write docs/fidelity.md
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -221,9 +221,13 @@ def agreement(op: Any, verdict: Verdict, most: int | None, rng: random.Random) -
                 how = None if random_too else difference(found, expected, exact=True)
             if how is not None:
                 verdict.failed.append(f"{word}sample {number}: {how}")
-            elif tensors((sample.input, sample.args)) and not all(x.is_cuda for x in tensors(found[0])) and all(
-                x.is_cpu for x in tensors(expected[0])
-            ) and tensors(found[0]) and full_name(op) not in HOST_RESULTS:
+            elif (
+                tensors((sample.input, sample.args))
+                and not all(x.is_cuda for x in tensors(found[0]))
+                and all(x.is_cpu for x in tensors(expected[0]))
+                and tensors(found[0])
+                and full_name(op) not in HOST_RESULTS
+            ):
                 verdict.failed.append(f"{word}sample {number}: a result on the CPU")
 
 
@@ -396,7 +400,7 @@ def main() -> int:
         verdicts.append(verdict)
         if chosen.verbose and (verdict.failed or verdict.mixed_wrong or verdict.seconds > 20):
             print(verdict.name, f"{verdict.seconds:.1f} s", len(verdict.failed), verdict.samples)
-            for line in (verdict.failed[:2] + verdict.mixed_wrong[:3]):
+            for line in verdict.failed[:2] + verdict.mixed_wrong[:3]:
                 print("    ", line, flush=True)
     print(totals(verdicts))
     if chosen.write is not None:

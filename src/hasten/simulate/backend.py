@@ -64,9 +64,7 @@ def view_like(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     """
     if view.dtype != base.dtype:
         return on_device(view, base.get_device())
-    return strided(
-        base, view.size(), view.stride(), base.storage_offset() + view.storage_offset()
-    )
+    return strided(base, view.size(), view.stride(), base.storage_offset() + view.storage_offset())
 
 
 def strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:

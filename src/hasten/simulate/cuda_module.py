@@ -188,9 +188,11 @@ def _old_type(name: str, dtype: torch.dtype) -> Any:
     def make(cls: Any, *args: Any, device: Any = None) -> torch.Tensor:
         target = backend_device("cuda" if device is None else device)
         if args and not isinstance(args[0], (int, torch.Size)):
-            made = torch.tensor(args[0], dtype=dtype) if not isinstance(
-                args[0], torch.Tensor
-            ) else args[0].to(dtype)
+            made = (
+                torch.tensor(args[0], dtype=dtype)
+                if not isinstance(args[0], torch.Tensor)
+                else args[0].to(dtype)
+            )
         else:
             made = torch.empty(*args or (0,), dtype=dtype)
         return made.to(target)
@@ -297,8 +299,6 @@ def accelerator_functions() -> dict[str, Any]:
         "reset_accumulated_memory_stats": _nothing,
         "get_memory_info": _mem_get_info,
     }
-
-
 
 
 def random_functions() -> dict[str, Any]:

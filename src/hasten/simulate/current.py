@@ -42,7 +42,7 @@ def require() -> Session:
     """
     if session is None:
         raise RuntimeError(
-            "this tensor lies on a simulated device whose simulation has ended; copy what is "
-            "needed afterwards to the CPU inside `with hasten.simulate():`"
+            "there is no accelerator here: the simulation that the device was part of has ended; "
+            "copy what is needed afterwards to the CPU inside `with hasten.simulate():`"
         )
     return session

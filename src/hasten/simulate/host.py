@@ -92,9 +92,7 @@ class HostMemory:
         if changed:
             upload.version = source._version
             upload.content = None
-            self._record(
-                Hazard(kind="source-changed", location=upload.location, noticed=locate())
-            )
+            self._record(Hazard(kind="source-changed", location=upload.location, noticed=locate()))
 
     def touched(self, tensor: torch.Tensor) -> None:
         """Note that the host reads a tensor: a hazard when its copy has not been waited for."""
@@ -112,6 +110,8 @@ class HostMemory:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     raw = one.detach()
-    return bool(torch.equal(raw.view(torch.uint8), other.view(torch.uint8))) if (
-        raw.is_contiguous() and raw.dim()
-    ) else bool(torch.equal(raw, other))
+    return (
+        bool(torch.equal(raw.view(torch.uint8), other.view(torch.uint8)))
+        if (raw.is_contiguous() and raw.dim())
+        else bool(torch.equal(raw, other))
+    )

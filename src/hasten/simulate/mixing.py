@@ -107,9 +107,7 @@ def _refuse(
         raise Repair([x for _, _, x in bad], index)
 
 
-def report(
-    session: Session, op: str, found: list[tuple[str, torch.Tensor]], message: str
-) -> None:
+def report(session: Session, op: str, found: list[tuple[str, torch.Tensor]], message: str) -> None:
     """Tell `on_mismatch` and record it; return where the answer is to repair.
 
     Raises:

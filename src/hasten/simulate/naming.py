@@ -17,7 +17,7 @@ from hasten.simulate.backend import BACKEND, MOST_DEVICES
 from hasten.simulate.mixing import Refused, Repair, report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 _Tensor = torch.Tensor
 _DEVICES = [torch.device(BACKEND, index) for index in range(MOST_DEVICES)]

@@ -20,17 +20,65 @@ _CPU = torch.device("cpu")
 # Views and questions about layout: PyTorch's own code for them runs on the tensor as it is, and
 # comes back here as as_strided.
 _NATIVE = frozenset(
-    """
-    _conj _fw_primal _make_dual _neg_view _test_autograd_multiple_dispatch_view alias ccol_indices
-    col_indices crow_indices detach diagonal expand indices lift_fresh permute row_indices
-    select.int slice.Tensor slice_inverse split.Tensor split_with_sizes squeeze squeeze.dim
-    squeeze.dims t transpose.int unbind.int unsqueeze values view.dtype
-    as_strided_ detach_ resize_as_ squeeze_ squeeze_.dim squeeze_.dims t_ transpose_ unsqueeze_
-    _assert_tensor_metadata _print allclose dense_dim is_coalesced is_pinned is_same_size is_set_to
-    diagonal_scatter slice_scatter select_scatter as_strided_scatter _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate
-    sparse_dim sym_constrain_range sym_constrain_range_for_size record_stream
-    """.split()
+    [
+        "_conj",
+        "_fw_primal",
+        "_make_dual",
+        "_neg_view",
+        "_test_autograd_multiple_dispatch_view",
+        "alias",
+        "ccol_indices",
+        "col_indices",
+        "crow_indices",
+        "detach",
+        "diagonal",
+        "expand",
+        "indices",
+        "lift_fresh",
+        "permute",
+        "row_indices",
+        "select.int",
+        "slice.Tensor",
+        "slice_inverse",
+        "split.Tensor",
+        "split_with_sizes",
+        "squeeze",
+        "squeeze.dim",
+        "squeeze.dims",
+        "t",
+        "transpose.int",
+        "unbind.int",
+        "unsqueeze",
+        "values",
+        "view.dtype",
+        "as_strided_",
+        "detach_",
+        "resize_as_",
+        "squeeze_",
+        "squeeze_.dim",
+        "squeeze_.dims",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+        "_assert_tensor_metadata",
+        "_print",
+        "allclose",
+        "dense_dim",
+        "is_coalesced",
+        "is_pinned",
+        "is_same_size",
+        "is_set_to",
+        "diagonal_scatter",
+        "slice_scatter",
+        "select_scatter",
+        "as_strided_scatter",
+        "_unsafe_masked_index",
+        "_unsafe_masked_index_put_accumulate",
+        "sparse_dim",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+        "record_stream",
+    ]
 )
 
 

@@ -95,9 +95,7 @@ def _reduce(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     import torch.utils.hooks as hooks
     from torch.storage import TypedStorage
 
-    storage = TypedStorage(
-        wrap_storage=x.untyped_storage(), dtype=x.dtype, _internal=True
-    )
+    storage = TypedStorage(wrap_storage=x.untyped_storage(), dtype=x.dtype, _internal=True)
     built = (
         torch._utils._rebuild_tensor_v2,
         (

@@ -10,21 +10,85 @@ from __future__ import annotations
 
 # Element-wise operators with several tensors that take a 0-dimensional CPU tensor: the base names.
 TAKES_HOST_SCALARS = frozenset(
-    """
-    add sub rsub mul div true_divide floor_divide copysign logical_xor logical_and logical_or
-    bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__
-    __xor__ __iand__ __ior__ __ixor__ __lshift__ __rshift__ __ilshift__ __irshift__ xlogy
-    special_xlog1py special_xlogy special_zeta special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t
-    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
-    special_shifted_chebyshev_polynomial_w eq ne ge le gt lt atan2 fmod hypot
-    remainder fmin fmax maximum minimum pow heaviside mse_loss smooth_l1_loss lerp
-    addcmul addcdiv where binary_cross_entropy_with_logits soft_margin_loss _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_maximum
-    _foreach_minimum _foreach_clamp_max _foreach_clamp_min _foreach_pow _foreach_addcmul
-    _foreach_addcdiv
-    """.split()
+    [
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "true_divide",
+        "floor_divide",
+        "copysign",
+        "logical_xor",
+        "logical_and",
+        "logical_or",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_left_shift",
+        "bitwise_right_shift",
+        "__and__",
+        "__or__",
+        "__xor__",
+        "__iand__",
+        "__ior__",
+        "__ixor__",
+        "__lshift__",
+        "__rshift__",
+        "__ilshift__",
+        "__irshift__",
+        "xlogy",
+        "special_xlog1py",
+        "special_xlogy",
+        "special_zeta",
+        "special_chebyshev_polynomial_t",
+        "special_chebyshev_polynomial_u",
+        "special_chebyshev_polynomial_v",
+        "special_chebyshev_polynomial_w",
+        "special_hermite_polynomial_h",
+        "special_hermite_polynomial_he",
+        "special_laguerre_polynomial_l",
+        "special_legendre_polynomial_p",
+        "special_shifted_chebyshev_polynomial_t",
+        "special_shifted_chebyshev_polynomial_u",
+        "special_shifted_chebyshev_polynomial_v",
+        "special_shifted_chebyshev_polynomial_w",
+        "eq",
+        "ne",
+        "ge",
+        "le",
+        "gt",
+        "lt",
+        "atan2",
+        "fmod",
+        "hypot",
+        "remainder",
+        "fmin",
+        "fmax",
+        "maximum",
+        "minimum",
+        "pow",
+        "heaviside",
+        "mse_loss",
+        "smooth_l1_loss",
+        "lerp",
+        "addcmul",
+        "addcdiv",
+        "where",
+        "binary_cross_entropy_with_logits",
+        "soft_margin_loss",
+        "_foreach_add",
+        "_foreach_sub",
+        "_foreach_mul",
+        "_foreach_div",
+        "_foreach_maximum",
+        "_foreach_minimum",
+        "_foreach_clamp_max",
+        "_foreach_clamp_min",
+        "_foreach_pow",
+        "_foreach_addcmul",
+        "_foreach_addcdiv",
+    ]
 )
 
 # Arguments that may (or must) lie on the CPU whatever their shape, by operator base name.
@@ -71,7 +135,9 @@ DEVICE_ONLY: dict[str, frozenset[str]] = {
 # Operators that CUDA makes of others: the operator and the argument that a refusal names.
 _NAMED_AS: dict[str, tuple[str, str]] = {"embedding": ("_index_select", "index")}
 
-INDEXING = frozenset({"index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"})
+INDEXING = frozenset(
+    {"index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"}
+)
 
 
 def base_name(name: str) -> str:

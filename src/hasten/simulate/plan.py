@@ -27,10 +27,18 @@ _WAITS = {
     "_linalg_check_errors": "linalg",
 }
 _HEAVY = frozenset(
-    """
-    mm addmm bmm baddbmm addbmm convolution convolution_backward _convolution linear
-    _scaled_dot_product_flash_attention_for_cpu
-    """.split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addbmm",
+        "convolution",
+        "convolution_backward",
+        "_convolution",
+        "linear",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ]
 )
 
 
@@ -98,9 +106,11 @@ def plan_of(op: Any) -> Plan:
     returns: list[tuple[str, str]] = []
     for result in schema.returns:
         alias = result.alias_info
-        source = next((owner[label] for label in alias.before_set if label in owner), None) if (
-            alias is not None
-        ) else None
+        source = (
+            next((owner[label] for label in alias.before_set if label in owner), None)
+            if (alias is not None)
+            else None
+        )
         if source is None:
             returns.append(("new", ""))
         else:

@@ -158,9 +158,7 @@ class Event:
             RuntimeError: one of them was made without timing, or not recorded.
         """
         if not (self.enable_timing and end_event.enable_timing):
-            raise RuntimeError(
-                "Both events must be created with argument 'enable_timing=True'."
-            )
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self.time_s is None or end_event.time_s is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return (end_event.time_s - self.time_s) * 1e3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ _FUNCTIONAL = ("functional.py", "linear_cross_entropy.py")
 _modes = torch._C._len_torch_function_stack
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hands_on(file: str) -> bool:
     return file.startswith(_TORCH) and file.endswith(_FUNCTIONAL)
 
@@ -210,9 +210,11 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     if not is_simulated(x):
         return func(*args, **kwargs)
-    made = torch.tensor(*rest, dtype=x.dtype) if (
-        len(rest) == 1 and not isinstance(rest[0], (int, torch.Size))
-    ) else torch.empty(*rest if rest else (0,), dtype=x.dtype)
+    made = (
+        torch.tensor(*rest, dtype=x.dtype)
+        if (len(rest) == 1 and not isinstance(rest[0], (int, torch.Size)))
+        else torch.empty(*rest if rest else (0,), dtype=x.dtype)
+    )
     return _to(_Base.to, (made, _device(x)), {})
 
 
