@@ -205,12 +205,12 @@ def agreement(op: Any, verdict: Verdict, most: int | None, rng: random.Random) -
             backward = dtype.is_floating_point and op.supports_autograd
             try:
                 expected = run(call, sample, "cpu", backward)
-            except Exception:
+            except Exception:  # noqa: BLE001, S112
                 continue  # it does not work on the CPU: nothing to compare with
             verdict.samples += 1
             try:
                 found = run(call, sample, "cuda", backward)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 text = str(error).split("\n")[0][:160]
                 verdict.failed.append(f"{word}sample {number}: {type(error).__name__}: {text}")
                 continue
@@ -221,18 +221,13 @@ def agreement(op: Any, verdict: Verdict, most: int | None, rng: random.Random) -
                 how = None if random_too else difference(found, expected, exact=True)
             if how is not None:
                 verdict.failed.append(f"{word}sample {number}: {how}")
-            elif (
-                tensors((sample.input, sample.args))
-                and not all(x.is_cuda for x in tensors(found[0]))
-                and all(x.is_cpu for x in tensors(expected[0]))
-                and tensors(found[0])
-                and full_name(op) not in HOST_RESULTS
-            ):
+            elif tensors((sample.input, sample.args)) and misplaced(found[0], expected[0]):
                 verdict.failed.append(f"{word}sample {number}: a result on the CPU")
 
 
-# Operators whose result CUDA puts on the host too.
-HOST_RESULTS: frozenset[str] = frozenset({"to"})
+def misplaced(ours: Any, cpu: Any) -> bool:
+    """Whether a result is on the host that the CPU has too, and CUDA would have on the device."""
+    return not all(x.is_cuda for x in tensors(ours)) and all(x.is_cpu for x in tensors(cpu))
 
 
 class Rules:
@@ -308,7 +303,7 @@ def judged(call: Callable[..., Any], sample: Any, place: int, rules: Rules) -> b
         faked: bool | None = True
         try:
             call(first, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             text = str(error)
             faked = False if "device" in text and "cpu" in text else None
     if not seen.mixed:
@@ -333,7 +328,7 @@ def refused(call: Callable[..., Any], sample: Any, place: int) -> bool | None:
     first, args, kwargs = pytree.tree_unflatten(leaves, spec)
     try:
         call(first, *args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         text = str(error)
         return any(words in text for words in REFUSALS)
     return False

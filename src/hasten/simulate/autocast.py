@@ -8,7 +8,8 @@ import torch
 
 from hasten.simulate.backend import BACKEND
 
-_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_key: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+_KEY = torch._C.DispatchKeySet(_key)
 _library: list[torch.library.Library] = []
 
 _LOWER = [
@@ -195,9 +196,10 @@ def register() -> None:
     """Register the rules once a process; they serve tensors on the simulated device alone."""
     if _library:
         return
-    others = torch.library.Library("_", "IMPL")
+    make: Any = torch.library.Library
+    others = make("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    library = torch.library.Library("aten", "IMPL")
+    library = make("aten", "IMPL")
     _library.extend((library, others))
     known = set(torch._C._dispatch_get_all_op_names())
     groups = (("lower", _LOWER), ("float32", _FLOAT32), ("set", _SET_DTYPE), ("promote", _PROMOTE))
@@ -205,8 +207,8 @@ def register() -> None:
         for name in names:
             if f"aten::{name}" in known:
                 kernel = _make(name, how)
-                library.m.impl(name, "AutocastPrivateUse1", kernel, False)  # type: ignore[union-attr]
-    library.m.impl("binary_cross_entropy", "AutocastPrivateUse1", _banned, False)  # type: ignore[union-attr]
+                library.m.impl(name, "AutocastPrivateUse1", kernel, False)
+    library.m.impl("binary_cross_entropy", "AutocastPrivateUse1", _banned, False)
 
 
 def functions() -> dict[str, Any]:

@@ -28,7 +28,7 @@ _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _field = ctypes.c_int64.from_address
 _export = torch._C._to_dlpack
-_import = torch._C._from_dlpack  # type: ignore[attr-defined]
+_import = torch._C._from_dlpack
 _alias = torch.ops.aten.alias.default
 _CAPSULE = b"dltensor"
 
@@ -67,7 +67,7 @@ def view_like(base: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     return strided(base, view.size(), view.stride(), base.storage_offset() + view.storage_offset())
 
 
-def strided(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+def strided(base: torch.Tensor, size: Any, stride: Any, offset: int | torch.SymInt) -> torch.Tensor:
     """Return a view of a simulated tensor with the given layout, sharing its storage."""
     out: torch.Tensor = _alias(base)
     out.as_strided_(size, stride, offset)
@@ -87,7 +87,7 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
 
 class _Guard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
+        return torch._C._autograd.DeviceType.PrivateUse1
 
 
 class _Module:

@@ -81,7 +81,8 @@ def _register_hook(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def patch(patches: Patches, mode: Naming) -> None:
     """Replace the engine's entry and what takes hooks."""
-    run = torch.autograd._engine_run_backward
+    engine: Any = torch.autograd
+    run = engine._engine_run_backward
     patches.set(torch.autograd, "_engine_run_backward", _running(run, mode))
     saved = torch.autograd.graph.saved_tensors_hooks
     begin = saved.__init__

@@ -15,4 +15,5 @@ def compile_(model: Any = None, **settings: Any) -> Any:
         return model
     from torch._dynamo.eval_frame import OptimizedModule, _NullDecorator
 
-    return OptimizedModule(model, _NullDecorator())
+    through: Any = _NullDecorator()
+    return OptimizedModule(model, through)

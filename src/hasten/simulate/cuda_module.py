@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hasten.simulate import current, streams
-from hasten.simulate.naming import backend_device, checked, index_of_name
-from hasten.simulate.tensors import DTYPES, is_simulated
+from hasten.simulate.naming import backend_device, checked, index_of_name, is_simulated
+from hasten.simulate.tensors import DTYPES
 
 
 def _index(device: Any) -> int:
@@ -27,6 +27,11 @@ def _session() -> Any:
 
 def _lazy_init() -> None:
     _session().touch()
+
+
+def _current_device() -> int:
+    _lazy_init()
+    return current.thread.device
 
 
 def _set_device(device: Any) -> None:
@@ -216,7 +221,7 @@ def cuda_functions() -> dict[str, Any]:
         "_lazy_init": _lazy_init,
         "_is_in_bad_fork": lambda: bool(_session().bad_fork),
         "device_count": lambda: count,
-        "current_device": lambda: (_lazy_init(), current.thread.device)[1],
+        "current_device": _current_device,
         "set_device": _set_device,
         "device": _Device,
         "device_of": _DeviceOf,
@@ -224,7 +229,7 @@ def cuda_functions() -> dict[str, Any]:
         "get_device_capability": _capability,
         "get_device_properties": _properties,
         "can_device_access_peer": lambda a, b: True,
-        "get_arch_list": lambda: ["sm_%d%d" % _session().spec.capability],
+        "get_arch_list": lambda: ["sm_{}{}".format(*_session().spec.capability)],
         "is_bf16_supported": lambda including_emulation=True: (
             including_emulation or _session().spec.capability >= (8, 0)
         ),

@@ -123,10 +123,10 @@ def report(session: Session, op: str, found: list[tuple[str, torch.Tensor]], mes
         answer = session.on_mismatch(info)
     session.record(Mismatch(op=op, message=message, location=where, repaired=answer == "repair"))
     if answer != "repair":
-        raise Refused(message)
+        raise RefusedError(message)
 
 
-class Refused(RuntimeError):
+class RefusedError(RuntimeError):
     """A mismatch that has been reported; to a script it is a `RuntimeError`."""
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hasten.simulate import current
 from hasten.simulate.backend import BACKEND, MOST_DEVICES
-from hasten.simulate.mixing import Refused, Repair, report
+from hasten.simulate.mixing import RefusedError, Repair, report
 
 if TYPE_CHECKING:
     pass
@@ -35,19 +35,17 @@ def index_of_name(device: Any) -> int | None:
     if isinstance(device, torch.device):
         if device.type not in ("cuda", BACKEND):
             return None
-        index = device.index
+        index = device.index if device.index is not None else current.thread.device
     elif isinstance(device, str):
         if not device.startswith("cuda"):
             return None
-        index = torch.device(device).index
+        named: Any = torch.device(device).index
+        index = current.thread.device if named is None else named
     elif isinstance(device, int) and not isinstance(device, bool):
         index = device
     else:
         return None
-    if index is None:
-        return current.thread.device
-    checked(index)
-    return int(index)
+    return checked(index)
 
 
 def checked(index: int) -> int:
@@ -93,7 +91,7 @@ def translated(error: BaseException) -> BaseException:
         text = text.split("\n")[0].split(". This could be because")[0]
         text += ". The simulated accelerator does not have this operator; see docs/simulate.md."
     try:
-        if isinstance(error, Refused):
+        if isinstance(error, RefusedError):
             return error
         return type(error)(text).with_traceback(error.__traceback__)
     except TypeError:
@@ -167,7 +165,7 @@ def _repairing(func: Any, handler: Any, args: Any, kwargs: dict[str, Any] | None
             if moved is None:
                 break
             args, kwargs = moved
-        except Refused:
+        except RefusedError:
             raise
         except RuntimeError as error:
             # A check in PyTorch's own code, before any operator ran.

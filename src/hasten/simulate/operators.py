@@ -127,7 +127,7 @@ def _to_copy(
 ) -> torch.Tensor:
     session = current.require()
     raw = x if x.is_cpu else on_host(x)
-    made = torch.ops.aten._to_copy.default(
+    made: torch.Tensor = torch.ops.aten._to_copy.default(
         raw, dtype=dtype, layout=layout, device=_CPU, memory_format=memory_format
     )
     if device is not None and device.type == "cpu":
@@ -292,11 +292,12 @@ def register() -> None:
             by_namespace.setdefault(namespace, []).append(name)
         _registered.add(full)
     for namespace, names in by_namespace.items():
-        library = torch.library.Library(namespace, "IMPL")
+        make: Any = torch.library.Library
+        library = make(namespace, "IMPL")
         _libraries.append(library)
         for name in names:
             if namespace == "aten" and name in _NATIVE:
                 continue
             own = _OWN.get(name) if namespace == "aten" else None
             kernel = _guarded(own) if own is not None else _generic(namespace, name)
-            library.m.impl(name, "PrivateUse1", kernel, False)  # type: ignore[union-attr]
+            library.m.impl(name, "PrivateUse1", kernel, False)

@@ -64,7 +64,7 @@ def _reduce_add_coalesced(inputs: Any, destination: Any = None, buffer_size: int
 
 
 def _scatter(
-    tensor: torch.Tensor,
+    tensor: Any,
     devices: Any = None,
     chunk_sizes: Any = None,
     dim: int = 0,

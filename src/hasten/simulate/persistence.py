@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
 
 from hasten.simulate import current
-from hasten.simulate.backend import BACKEND, on_device
-from hasten.simulate.naming import index_of_name, is_simulated
-from hasten.simulate.tensors import HANDLERS
+from hasten.simulate.backend import BACKEND
+from hasten.simulate.naming import HANDLERS, index_of_name, is_simulated
 
-_Untyped = torch.UntypedStorage
+_Untyped: Any = torch.UntypedStorage
 _StorageBase = torch._C.StorageBase
 
 
@@ -44,7 +44,7 @@ def _host_storage(storage: Any) -> Any:
 def _to_cuda(storage: Any, index: int) -> Any:
     """A copy of a storage in a simulated device's memory."""
     host = _host_storage(storage) if _is_simulated(storage) else storage
-    raw = torch.empty(0, dtype=torch.uint8).set_(host).clone()  # type: ignore[call-overload]
+    raw = torch.empty(0, dtype=torch.uint8).set_(host).clone()
     session = current.require()
     session.touch()
     return session.adopt(raw, index).untyped_storage()
@@ -60,7 +60,7 @@ def _storage_to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         return _host_storage(self)
     if not isinstance(device, torch.device):
         device = torch.device(device)
-    return torch.UntypedStorage(self.size(), device=device).copy_(self, non_blocking)
+    return _Untyped(self.size(), device=device).copy_(self, non_blocking)
 
 
 def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
@@ -92,27 +92,13 @@ def _reduce(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if not is_simulated(x):
         return func(*args, **kwargs)
-    import torch.utils.hooks as hooks
-    from torch.storage import TypedStorage
-
-    storage = TypedStorage(wrap_storage=x.untyped_storage(), dtype=x.dtype, _internal=True)
-    built = (
-        torch._utils._rebuild_tensor_v2,
-        (
-            storage,
-            x.storage_offset(),
-            tuple(x.size()),
-            tuple(x.stride()),
-            x.requires_grad if not isinstance(x, torch.nn.Parameter) else False,
-            hooks.warn_if_has_hooks(x) or __import__("collections").OrderedDict(),
-        ),
-    )
+    no_hooks: OrderedDict[Any, Any] = OrderedDict()
     if isinstance(x, torch.nn.Parameter):
-        return (
-            torch._utils._rebuild_parameter,
-            (x.data, x.requires_grad, __import__("collections").OrderedDict()),
-        )
-    return built
+        return torch._utils._rebuild_parameter, (x.data, x.requires_grad, no_hooks)
+    typed: Any = torch.storage.TypedStorage
+    storage = typed(wrap_storage=x.untyped_storage(), dtype=x.dtype, _internal=True)
+    layout = (x.storage_offset(), tuple(x.size()), tuple(x.stride()))
+    return torch._utils._rebuild_tensor_v2, (storage, *layout, x.requires_grad, no_hooks)
 
 
 def tag(original: Any) -> Any:
@@ -128,4 +114,3 @@ def tag(original: Any) -> Any:
 
 
 HANDLERS[torch.Tensor.__reduce_ex__] = _reduce
-__all__ = ["UNTYPED", "on_device", "tag"]

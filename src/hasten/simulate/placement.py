@@ -188,10 +188,8 @@ def refusal(
     if name in _NAMED_AS:
         name, argument = _NAMED_AS[name]
         overload, structured = "", True
-    if structured:
-        method = f"{name}_{overload}" if overload else name
-    else:
-        method = f"{overload}_{name}"
+    parts = (name, overload) if structured else (overload, name)
+    method = "_".join(parts) if overload else parts[0] or f"_{name}"
     return (
         f"{message} (when checking argument for argument {argument} in method "
         f"wrapper_CUDA_{method})"

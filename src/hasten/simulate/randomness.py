@@ -42,7 +42,8 @@ def made(index: int) -> DeviceGenerator:
     """A generator of the given device, seeded as PyTorch seeds a new one."""
     generator = DeviceGenerator()
     generator.index = index
-    _known[generator._cdata] = generator
+    address: Any = generator
+    _known[address._cdata] = generator
     generator.manual_seed(_DEFAULT_SEED)
     return generator
 

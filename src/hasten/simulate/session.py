@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _Tensor = torch.Tensor
 _strided = torch.strided
-_raw_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+_raw_device = torch._C.TensorBase.device.__get__
 
 
 class Session:

@@ -56,7 +56,7 @@ class Simulation:
     ) -> None:
         if not 1 <= devices <= backend.MOST_DEVICES:
             raise UsageError(
-                f"a simulation has 1 to {backend.MOST_DEVICES} devices, and {devices} were asked for"
+                f"a simulation has 1 to {backend.MOST_DEVICES} devices, and {devices} were asked"
             )
         self.devices = devices
         self.spec = spec_of(spec)
@@ -67,7 +67,7 @@ class Simulation:
         self._on_mismatch = on_mismatch
         self._session: Session | None = None
         self._patches = Patches()
-        self._mode = Naming()
+        self._mode: Any = Naming()
         self._threads = True
 
     def _open(self) -> Session:

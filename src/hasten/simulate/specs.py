@@ -1,4 +1,4 @@
-"""Named devices: the figures that the virtual clock and the memory use, from makers' data sheets."""
+"""Named devices: what the virtual clock and the memory use, from makers' data sheets."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from hasten.simulate.backend import BACKEND, MOST_DEVICES
 from hasten.simulate.naming import HANDLERS, backend_device, index_of_name, is_simulated
 
 _Tensor = torch.Tensor
-_Base = torch._C.TensorBase  # type: ignore[attr-defined]
+_methods: Any = torch.Tensor
+_Base = torch._C.TensorBase
 _raw_device = _Base.device.__get__
 _CUDA = [torch.device("cuda", index) for index in range(MOST_DEVICES)]
 
@@ -93,7 +94,7 @@ def move_in_place(x: torch.Tensor, value: torch.Tensor) -> None:
             move_in_place(grad, moved)
         x.grad = None
         fresh.grad = grad
-    torch._C._swap_tensor_impl(x, fresh)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(x, fresh)
 
 
 def _compatible(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -210,11 +211,10 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     if not is_simulated(x):
         return func(*args, **kwargs)
-    made = (
-        torch.tensor(*rest, dtype=x.dtype)
-        if (len(rest) == 1 and not isinstance(rest[0], (int, torch.Size)))
-        else torch.empty(*rest if rest else (0,), dtype=x.dtype)
-    )
+    if len(rest) == 1 and not isinstance(rest[0], (int, torch.Size)):
+        made = torch.tensor(rest[0], dtype=x.dtype)
+    else:
+        made = torch.empty(*rest or (0,), dtype=x.dtype)
     return _to(_Base.to, (made, _device(x)), {})
 
 
@@ -277,7 +277,7 @@ def handlers() -> dict[Any, Any]:
         _Tensor.pin_memory: _pin_memory,
         _Tensor.is_pinned: _is_pinned,
         _Tensor.new: _new,
-        _Tensor.data.__set__: _set_data,
+        _methods.data.__set__: _set_data,
         torch._has_compatible_shallow_copy_type: _compatible,
         _Tensor.__deepcopy__: _deepcopy,
     }

@@ -77,7 +77,7 @@ def test_a_kept_graph_keeps_its_memory():
 
 def test_running_out_of_memory_is_cudas_error():
     with hasten.simulate(memory_bytes=1 << 20):
-        with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory. Tried to alloc"):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
             torch.zeros(1 << 20, device="cuda")
         assert torch.zeros(1, device="cuda").is_cuda
 
@@ -144,7 +144,8 @@ def test_wrong_settings_say_what_is_right(given, words):
 
 def test_importing_it_changes_nothing():
     code = (
-        "import torch; before = dict(vars(torch)), dict(vars(torch.Tensor)); import hasten.simulate;"
+        "import torch; before = dict(vars(torch)), dict(vars(torch.Tensor));"
+        "import hasten.simulate;"
         "assert (dict(vars(torch)), dict(vars(torch.Tensor))) == before;"
         "assert torch.accelerator.current_accelerator() is None or torch.cuda.is_available()"
     )

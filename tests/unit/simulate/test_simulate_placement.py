@@ -1,4 +1,4 @@
-"""Mixing devices is refused where CUDA refuses it, in CUDA's words, and allowed where it allows it."""
+"""Mixing devices is refused where CUDA refuses it, in its words, and allowed elsewhere."""
 
 from __future__ import annotations
 
