@@ -75,11 +75,19 @@ class Attributes(State):
         if isinstance(value, (Seq, Dict, Optimizer, Loader, Thing, Const)) or hasattr(
             value, "fields"
         ):
+            if isinstance(value, Optimizer) and name == "param_groups":
+                return self.groups(value.extra.get("modules", []))
             fields = getattr(value, "fields", {})
             if name in fields and isinstance(fields[name], Value):
                 return fields[name]  # type: ignore[no-any-return]
             return LibMethod(value, name, node)
         return Unknown(name)
+
+    def groups(self, modules: list[Module]) -> Value:
+        """What `optimizer.param_groups` holds: parameters of these modules."""
+        one: Value = ParameterOf(modules[0]) if len(modules) == 1 else Unknown("parameter")
+        params = Seq("list", None, one)
+        return Seq("list", None, Dict({"params": params}, Unknown("setting")))
 
     def _library(self, value: Lib, name: str) -> Value:
         path = f"{value.path}.{name}"
@@ -113,11 +121,14 @@ class Attributes(State):
                 return ParameterOf(value)
             if name == "device":
                 return DeviceValue(self.place_of(value), fallback=True)
-            if not value.cls and not value.lib.startswith("torch.nn."):
-                inner = value.extra.setdefault("parts", {})
-                if name not in inner and name not in tables.MODULE_METHODS:
-                    inner[name] = LibMethod(value, name, node)
-                return inner.get(name, LibMethod(value, name, node))  # type: ignore[no-any-return]
+            if value.cls is None and value.lib and not value.lib.startswith("torch.nn."):
+                if name in tables.MODULE_METHODS or "#place" not in value.fields:
+                    return LibMethod(value, name, node)
+                # A layer of a library's model, as far as anybody knows.
+                part = Module(f"{value.lib}.{name}", origin=value.origin)
+                part.fields["#place"] = value.fields["#place"]
+                self.put(value.fields, name, part)
+                return part
             if value.cls is None and name not in tables.MODULE_METHODS:
                 return Unknown(name)
             return LibMethod(value, name, node)

@@ -380,6 +380,10 @@ class Expressions(Attributes):
         if isinstance(test, Guard):
             with self.within("guard", node, test=node.test):
                 taken = self.ev(node.body if test.truth else node.orelse)
+            other = node.orelse if test.truth else node.body
+            opposite = isinstance(other, cst.Name) and other.value in ("True", "False")
+            if isinstance(taken, Const) and isinstance(taken.value, bool) and opposite:
+                return Guard(taken.value, test.sure)
             if (
                 isinstance(taken, Const)
                 and isinstance(taken.value, str)

@@ -105,7 +105,7 @@ class Library(Calls):
         if path.startswith("torch.jit.") and args:
             return args[0]
         if path == "torch.set_default_device":
-            self.default_place = self.device_place(args[0] if args else None)  # type: ignore[assignment]
+            self.default_place = self.device_place(args[0] if args else None)
             return Const(None)
         if path in ("torch.set_default_tensor_type",):
             self.default_place = None  # type: ignore[assignment]
@@ -247,7 +247,9 @@ class Library(Calls):
             return made
         if path.startswith("collections."):
             if name in ("defaultdict", "Counter"):
-                return Dict({}, None, origin=self.origin("other", node))
+                listed = bool(args) and isinstance(args[0], Lib) and args[0].path == "builtins.list"
+                origin = self.origin("other", node)
+                return Dict({}, Seq("list", None, origin=origin) if listed else None, origin=origin)
             if name == "OrderedDict":
                 return args[0] if args else Dict({}, None, origin=self.origin("other", node))
             if name == "deque":
@@ -471,6 +473,9 @@ class Library(Calls):
                 if isinstance(found, Function):
                     return self.call_function(node, found.bind(value), args, kwargs)
             if name == "__init__":
+                if isinstance(value, Instance) and value.extra.get("optimizer") and args:
+                    groups = self.groups(self._modules_of(args[0]))
+                    self.put(value.fields, "param_groups", groups)
                 if (
                     isinstance(value, Module)
                     and value.lib

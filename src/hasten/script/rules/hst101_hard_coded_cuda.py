@@ -99,6 +99,8 @@ def _named(file: File, seen: Seen) -> tuple[str, str]:
     if seen.kind == "call" and seen.name.startswith("torch.cuda."):
         last = seen.name.rsplit(".", 1)[-1]
         if last.endswith("Tensor") and last in _NEEDS_CUDA:
+            if not isinstance(node, cst.Call) or "cuda" not in file.text(node.func):
+                return "", ""  # a name that was given its type where CUDA was asked for
             return f"`{file.short(node)}`", choose + "make the tensor with device=device"
         if last in _NEEDS_CUDA:
             return (

@@ -12,7 +12,7 @@ from hasten.script.flow.facts import Loop, Seen
 from hasten.script.flow.values import Optimizer
 from hasten.script.rules.file import File, Rule, first_of_each_line
 
-_SCALARS = (".item()", "float(...)")
+_SCALARS = (".item()", "float(...)", "int(...)")
 
 
 class SyncInStep(Rule):
