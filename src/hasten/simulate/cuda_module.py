@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hasten.simulate import current, streams
 from hasten.simulate.naming import backend_device, checked, index_of_name, is_simulated
 from hasten.simulate.tensors import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def _index(device: Any) -> int:
@@ -306,10 +310,27 @@ def accelerator_functions() -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+def nvtx_functions() -> dict[str, Any]:
+    """The attributes of `torch.cuda.nvtx`: marks that nobody reads."""
+    return {
+        "range_push": lambda msg: 0,
+        "range_pop": lambda: 0,
+        "range_start": lambda msg: 0,
+        "range_end": _nothing,
+        "mark": _nothing,
+        "range": _range,
+    }
+
+
 def random_functions() -> dict[str, Any]:
     """The attributes of `torch.cuda.random`."""
     functions = cuda_functions()
     return {name: functions[name] for name in vars(torch.cuda.random) if name in functions}
 
 
-__all__ = ["accelerator_functions", "cuda_functions", "random_functions"]
+__all__ = ["accelerator_functions", "cuda_functions", "nvtx_functions", "random_functions"]

@@ -57,7 +57,7 @@ class HostMemory:
         self._uploads.append(
             _Upload(
                 source=source,
-                version=source._version,
+                version=version_of(source),
                 content=source.detach().clone() if small else None,
                 done_s=done_s,
                 location=locate(),
@@ -86,11 +86,11 @@ class HostMemory:
 
     def _settle(self, upload: _Upload) -> None:
         source = upload.source
-        changed = source._version != upload.version
+        changed = version_of(source) != upload.version
         if not changed and upload.content is not None:
             changed = not _same(source, upload.content)
         if changed:
-            upload.version = source._version
+            upload.version = version_of(source)
             upload.content = None
             self._record(Hazard(kind="source-changed", location=upload.location, noticed=locate()))
 
@@ -106,6 +106,11 @@ class HostMemory:
                     Hazard(kind="read-before-sync", location=download.location, noticed=locate())
                 )
                 return
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The counter that in-place changes of a tensor raise; 0 for one of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

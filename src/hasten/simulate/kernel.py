@@ -10,6 +10,8 @@ from hasten.simulate import current, mixing
 from hasten.simulate.backend import on_device, on_host, view_like
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hasten.simulate.plan import Plan
     from hasten.simulate.session import Session
 
@@ -20,6 +22,9 @@ HOST = -1
 _nested = (torch.Tensor, list, tuple)
 _set_data = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_function_stack
+_autocast = torch.is_autocast_enabled
+_cpu_autocast: Any = torch._C._parse_dispatch_key("AutocastCPU")
+_CPU_AUTOCAST = torch._C.DispatchKeySet(_cpu_autocast)
 
 
 def execute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -29,10 +34,15 @@ def execute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         RuntimeError: the tensors lie on devices that CUDA does not let meet.
         torch.OutOfMemoryError: the device's memory is full.
     """
-    if _modes():
-        with torch._C.DisableTorchFunction():
-            return _execute(plan, args, kwargs)
+    if _modes() or _autocast("cpu"):
+        return alone(_execute, plan, args, kwargs)
     return _execute(plan, args, kwargs)
+
+
+def alone(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call without function modes and the CPU's autocast, which are not for the device's work."""
+    with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_CPU_AUTOCAST):
+        return call(*args, **kwargs)
 
 
 def _execute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

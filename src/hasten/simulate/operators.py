@@ -9,7 +9,7 @@ import torch
 
 from hasten.simulate import current, mixing
 from hasten.simulate.backend import on_host, strided, view_like
-from hasten.simulate.kernel import execute, rebind
+from hasten.simulate.kernel import alone, execute, rebind
 from hasten.simulate.plan import Plan, plan_of
 from hasten.simulate.recurrent import CELLS
 
@@ -245,9 +245,8 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 def _guarded(own: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._len_torch_function_stack():
-            with torch._C.DisableTorchFunction():
-                return own(*args, **kwargs)
+        if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu"):
+            return alone(own, *args, **kwargs)
         return own(*args, **kwargs)
 
     return kernel

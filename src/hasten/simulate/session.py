@@ -12,7 +12,7 @@ from hasten.simulate import current
 from hasten.simulate.backend import on_device
 from hasten.simulate.clock import Clock, Queue
 from hasten.simulate.frames import locate, user_frame
-from hasten.simulate.host import HostMemory
+from hasten.simulate.host import HostMemory, version_of
 from hasten.simulate.memory import Memory
 from hasten.simulate.randomness import Randomness
 from hasten.simulate.records import Copy, Event, MemoryFigures, MismatchInfo, Origin, Sync
@@ -179,7 +179,7 @@ class Session:
                 non_blocking=non_blocking,
                 location=where,
                 storage_id=source.untyped_storage()._cdata,
-                version=0 if source.is_inference() else source._version,
+                version=version_of(source),
             )
         )
         if down and not non_blocking:

@@ -177,8 +177,8 @@ class Simulation:
         patch.set(
             torch.serialization, "location_tag", persistence.tag(torch.serialization.location_tag)
         )
-        for name, value in cuda_module.random_functions().items():
-            patch.set(torch.cuda.random, name, value)
+        patch.set_all(torch.cuda.random, cuda_module.random_functions())
+        patch.set_all(torch.cuda.nvtx, cuda_module.nvtx_functions())
         patch.set(torch, "Generator", randomness.generator_class())
         patch.set(torch, "Stream", streams.Stream)
         patch.set(torch, "Event", streams.Event)

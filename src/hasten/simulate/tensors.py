@@ -74,7 +74,7 @@ def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _set_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, value = args
-    if isinstance(value, _Tensor) and x.is_cpu != value.is_cpu:
+    if isinstance(value, _Tensor) and _compatible(_never, (x, value), {}):
         move_in_place(x, value)
         return None
     return func(*args, **kwargs)
@@ -97,9 +97,13 @@ def move_in_place(x: torch.Tensor, value: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(x, fresh)
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
 def _compatible(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     one, other = args
-    if is_simulated(one) != is_simulated(other):
+    if (is_simulated(one) and other.is_cpu) or (one.is_cpu and is_simulated(other)):
         return one.layout is torch.strided and other.layout is torch.strided
     return func(*args, **kwargs)
 
