@@ -23,7 +23,6 @@ from hasten.script.flow.values import (
     Scope,
     Seq,
     Tensor,
-    Unknown,
     Value,
 )
 
@@ -205,7 +204,17 @@ class State:
 
     if TYPE_CHECKING:  # what the floors above this one give, for those between
 
+        def ev(self, node: cst.CSTNode) -> Value: ...
         def place_of(self, value: Value) -> Any: ...
+        def statement(self, node: Any) -> Done: ...
+        def call_module(
+            self,
+            node: cst.CSTNode,
+            module: Module,
+            args: list[Value],
+            kwargs: dict[str, Value],
+        ) -> Value: ...
+        def flat(self, values: list[Value]) -> list[Tensor]: ...
         def children(self, module: Module) -> list[Value]: ...
         def batch(self, loader: Loader, node: cst.CSTNode) -> Value: ...
         def escape(self, node: cst.CSTNode, values: list[Value]) -> None: ...
@@ -253,10 +262,6 @@ class State:
             elem = value.fields["elem"]
             return items + ([elem] if elem is not None else [])
         return []
-
-    def unknown(self, key: str = "") -> Unknown:
-        """Nothing is known."""
-        return Unknown(key)
 
 
 def _joined(ways: list[Any]) -> Any:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from hasten.script.flow import tables
 from hasten.script.flow.facts import Mix
-from hasten.script.flow.modules import Modules
+from hasten.script.flow.module_calls import ModuleCalls
 from hasten.script.flow.values import (
     SOME,
     Const,
@@ -25,7 +25,7 @@ from hasten.script.flow.values import (
 )
 
 
-class Tensors(Modules):
+class Tensors(ModuleCalls):
     """Model tensors."""
 
     def make_tensor(
