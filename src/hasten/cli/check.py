@@ -104,9 +104,7 @@ def check(
     module: Annotated[
         str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as `python -m` does.")
     ] = None,
-    static: Annotated[
-        bool, typer.Option("--static", help="Read only, do not run.")
-    ] = False,
+    static: Annotated[bool, typer.Option("--static", help="Read only, do not run.")] = False,
     steps: Annotated[
         int, typer.Option(help="Optimizer steps in each training loop before it is ended.")
     ] = 3,
@@ -240,7 +238,7 @@ def _summary(findings: list[Finding], how: str) -> str:
 
 
 def _say(text: str, format: str) -> None:  # noqa: A002
-    print(text, file=output.people_stream(format != "text"))  # noqa: T201
+    print(text, file=output.people_stream(format != "text"))
 
 
 def _print(findings: list[Finding], format: str, facts: dict[str, Any]) -> None:  # noqa: A002
@@ -256,7 +254,9 @@ def _print(findings: list[Finding], format: str, facts: dict[str, Any]) -> None:
         )
         return
     if format == "text":
-        shown = rendering.text(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        shown = rendering.text(
+            findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        )
     else:
         shown = rendering.github(findings) if format == "github" else rendering.sarif(findings)
     if shown:

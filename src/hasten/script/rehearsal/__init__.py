@@ -1,4 +1,4 @@
-"""Rehearsal: run an unmodified script for a few steps on the simulated accelerator, and watch it."""
+"""Rehearsal: run an unmodified script for a few steps on the simulated device, and watch it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from hasten.script.rehearsal.modules import Modules
 from hasten.script.rehearsal.origins import Origins
 from hasten.script.rehearsal.places import Territory, source_line
 
-
 _MOST = 0.6  # share of the steps that makes a habit
 
 
@@ -102,18 +101,16 @@ class Habits:
     def step(self, optimizer: Any, stack: Any) -> None:
         """Told before each step."""
         self._steps += 1
-        for place in self._since:
-            self._emptied[place] += 1
+        for emptied in self._since:
+            self._emptied[emptied] += 1
         self._since.clear()
         for move in self._modules.moves[self._moves :]:
-            place, module = move.stack[0], move.module()
+            module = move.module()
             if module is not None:
                 counts = self._by_module.setdefault(module, defaultdict(int))
-                counts[place.file, place.line] += move.moved
-                most = counts[place.file, place.line]
-                self._moved[place.file, place.line] = max(
-                    most, self._moved[place.file, place.line]
-                )
+                at = move.stack[0].file, move.stack[0].line
+                counts[at] += move.moved
+                self._moved[at] = max(counts[at], self._moved[at])
         self._moves = len(self._modules.moves)
 
     def tell(self) -> None:

@@ -336,7 +336,8 @@ def _of_own_class(named: Named | None) -> Cause | None:
                 "HST119",
                 code.co_filename,
                 code.co_firstlineno,
-                f"{type(owner).__name__}.{name} moves other fields but leaves `{field}` on the CPU.",
+                f"{type(owner).__name__}.{name} moves other fields but leaves `{field}` on the "
+                "CPU.",
                 f"self.{field} = self.{field}.to(device)",
             )
     return None

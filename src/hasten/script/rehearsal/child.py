@@ -61,9 +61,7 @@ class Rehearsal:
         self.origins = Origins(self.territory)
         self.causes = Causes(self.territory, self.origins, self.modules, self.collected)
         self.waits = Waits(self.territory, self.origins, self.collected)
-        self.steps = Steps(
-            self.territory, self.loops, self.modules, self.collected, self._quietly
-        )
+        self.steps = Steps(self.territory, self.loops, self.modules, self.collected, self._quietly)
         self.evaluation = Evaluation(self.collected, self.modules)
         self.loaders = Loaders(
             self.territory, self.origins, self.collected, request.steps, lambda: self.steps.count
@@ -94,7 +92,6 @@ class Rehearsal:
 
     def run(self) -> None:
         """Run the script to its end, whatever that is."""
-        import torch._dynamo  # optimizers import it when first made; it is to see the real device
 
         import hasten.simulate
 
@@ -141,7 +138,7 @@ class Rehearsal:
             self._exited(stop)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             self._failed(error)
         if self.guard.reason:
             self.ending = "time"
@@ -228,7 +225,7 @@ class Rehearsal:
             plain_start(this)
 
         os._exit = leave  # type: ignore[assignment]
-        multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign]
+        setattr(multiprocessing.process.BaseProcess, "start", start)  # noqa: B010
         self.leave, self._main = plain_exit, threading.main_thread()
 
     def outcome(self) -> Outcome:
@@ -236,7 +233,11 @@ class Rehearsal:
         said = list(self.said)
         if self.guard.reason:
             said.append(self.guard.reason)
-        if not self.steps.count and not self.steps.backwards and self.ending in ("finished", "enough"):
+        if (
+            not self.steps.count
+            and not self.steps.backwards
+            and self.ending in ("finished", "enough")
+        ):
             said.append(
                 "the script made no optimizer step: what happens in a training step was not seen"
             )
@@ -249,7 +250,9 @@ class Rehearsal:
         if self.started_processes:
             said.append("the script started processes of its own: what they did was not watched")
         if self.overlay is not None and self.overlay.written:
-            said.append("files that the script wrote went to a temporary folder (--keep keeps them)")
+            said.append(
+                "files that the script wrote went to a temporary folder (--keep keeps them)"
+            )
         return Outcome(
             findings=tuple(self.collected.all()),
             steps=self.steps.count,
@@ -263,9 +266,10 @@ class Rehearsal:
         files = {str(Path(self.program.file).absolute())}
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not file.endswith(".py") or not os.path.isabs(file):
-                continue  # torch's namespaces call themselves files
-            if self.territory.holds(file) and os.path.isfile(file):
+            if not isinstance(file, str) or not file.endswith(".py"):
+                continue
+            beside = file.startswith((self.program.folder + "/", str(Path.cwd()) + "/"))
+            if beside and self.territory.holds(file) and Path(file).is_file():
                 files.add(file)
         return sorted(self.collected.shown(file) for file in files)
 

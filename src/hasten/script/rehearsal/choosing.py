@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,9 +19,7 @@ def wanted(findings: Iterable[Finding]) -> list[Finding]:
     kept: list[Finding] = []
     for name, mine in by_file.items():
         path = Path(name)
-        try:
+        with contextlib.suppress(Unreadable):  # a file that was removed since has no comments
             mine = read(path).not_ignored(mine)
-        except Unreadable:
-            pass  # it ran, so that it can be read; a file removed since has no comments
         kept += settings_for(path).kept(mine)
     return kept

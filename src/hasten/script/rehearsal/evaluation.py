@@ -62,10 +62,10 @@ class Evaluation:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            site = self._outputs.get(node)
-            if site is not None:
-                site.trained = True
-                module = site.module()
+            met = self._outputs.get(node)
+            if met is not None:
+                met.trained = True
+                module = met.module()
                 if module is not None:
                     self._trained.add(module)
             todo.extend(following for following, _ in node.next_functions)

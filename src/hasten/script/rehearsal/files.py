@@ -1,6 +1,6 @@
-"""Writes of the script go to a temporary folder, laid over the real files so that it reads them back.
+"""Writes of the script go to a temporary folder that lies over the real files.
 
-Covers what Python itself opens, makes, renames and removes, and `torch.save`. Libraries that open
+The script reads back what it wrote. Covers what Python itself opens, makes, renames and removes, and `torch.save`. Libraries that open
 files in C (SQLite, HDF5) and other programs that the script starts write where they want.
 """
 
@@ -65,9 +65,17 @@ class Overlay:
         parent = os.path.dirname(absolute)
         if self._there(self.to_read(parent)):
             self._make_folders(os.path.dirname(shadow))
-        if keep and not self._there(shadow) and self._there(absolute) and absolute not in self._gone:
+        if (
+            keep
+            and not self._there(shadow)
+            and self._there(absolute)
+            and absolute not in self._gone
+        ):
             if os.path.isfile(absolute):
-                with self._plain_open(absolute, "rb") as source, self._plain_open(shadow, "wb") as to:
+                with (
+                    self._plain_open(absolute, "rb") as source,
+                    self._plain_open(shadow, "wb") as to,
+                ):
                     shutil.copyfileobj(source, to)
         self.written += 1
         return shadow
@@ -109,7 +117,7 @@ class Overlay:
             return plain(where, mode, *args, **kwargs)
 
         builtins.open = opening
-        io.open = opening  # type: ignore[assignment]
+        io.open = opening
         plain_fd = os.open
 
         def open_fd(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
@@ -137,7 +145,7 @@ class Overlay:
         os.listdir = self._listing(os.listdir)
         os.scandir = self._scanning(os.scandir)
         os.symlink = self._linking(os.symlink)
-        shutil.rmtree.avoids_symlink_attacks = False  # type: ignore[attr-defined]
+        shutil.rmtree.avoids_symlink_attacks = False
         shutil._use_fd_functions = False  # type: ignore[attr-defined]
 
     def _reading(self, plain: Any) -> Any:
@@ -155,7 +163,7 @@ class Overlay:
         return change
 
     def _making(self, plain: Any) -> Any:
-        def make(path: Any, *args: Any, **kwargs: Any) -> None:
+        def make(path: Any, *args: Any, **kwargs: Any) -> Any:
             absolute = self._absolute(path)
             if absolute is None or kwargs.get("dir_fd") is not None:
                 return plain(path, *args, **kwargs)
@@ -171,7 +179,7 @@ class Overlay:
         return make
 
     def _removing(self, plain: Any) -> Any:
-        def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+        def remove(path: Any, *args: Any, **kwargs: Any) -> Any:
             absolute = self._absolute(path)
             if absolute is None or kwargs.get("dir_fd") is not None:
                 return plain(path, *args, **kwargs)
@@ -185,7 +193,7 @@ class Overlay:
         return remove
 
     def _renaming(self, plain: Any) -> Any:
-        def rename(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+        def rename(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             absolute = self._absolute(source)
             if absolute is None:
                 return plain(source, self.to_write(target, keep=False), *args, **kwargs)
@@ -234,9 +242,7 @@ class Overlay:
         known = {entry.name for entry in found}
         if self._there(absolute):
             with plain(absolute) as entries:
-                found += [
-                    e for e in entries if e.name not in known and e.path not in self._gone
-                ]
+                found += [e for e in entries if e.name not in known and e.path not in self._gone]
         return found
 
 

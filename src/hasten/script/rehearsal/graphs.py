@@ -146,7 +146,11 @@ def _kept_at(file: str, path: str, near: int) -> int | None:
     module = tree(file)
     if module is None:
         return None
-    lines = [node.lineno for node in ast.walk(module) if _keeps(node, path)]
+    lines = [
+        node.lineno
+        for node in ast.walk(module)
+        if isinstance(node, (ast.stmt, ast.expr)) and _keeps(node, path)
+    ]
     return min(lines, key=lambda line: (abs(line - near), line)) if lines else None
 
 

@@ -66,7 +66,7 @@ class Guard:
 
         builtins.input = watched(plain)
         if plain_read is not None:
-            sys.stdin = _Watched(sys.stdin, watched)  # type: ignore[assignment]
+            sys.stdin = _Watched(sys.stdin, watched)
         threading.Thread(target=self._watch, name="hasten-rehearsal", daemon=True).start()
 
     def end(self) -> None:
@@ -84,8 +84,8 @@ class Guard:
             network = (network or now) if self._on_network(frame) else None
             if self._prompted is not None and now - self._prompted > _PROMPT_S:
                 return self._stop(
-                    f"the script waited for input{self._at(frame)} and was stopped: give the answer "
-                    "as an argument, or pipe it in"
+                    f"the script waited for input{self._at(frame)} and was stopped: give the "
+                    "answer as an argument, or pipe it in"
                 )
             if network is not None and now - network > _NETWORK_S:
                 return self._stop(
@@ -95,8 +95,8 @@ class Guard:
             if now - began > self._limit_s:
                 self.hung = True
                 return self._stop(
-                    f"the limit of {self._limit_s:g} s passed{self._at(frame)}; what was found until "
-                    "then is reported (--timeout-s gives more time)"
+                    f"the limit of {self._limit_s:g} s passed{self._at(frame)}; what was found "
+                    "until then is reported (--timeout-s gives more time)"
                 )
         return None
 

@@ -18,7 +18,12 @@ from hasten.script.rehearsal.request import Outcome, Request
 _GRACE_S = 15.0  # beyond the script's limit: importing torch, and stopping by itself
 _TAIL = 200  # lines of the script's output that are kept
 
-_START = "from hasten.script.rehearsal.child import main; main()"
+# This hasten, wherever it was imported from, without a trace in the script's `sys.path`.
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop()); import hasten; del sys.path[0]; "
+    "from hasten.script.rehearsal.child import main; main()"
+)
+_HOME = str(Path(__file__).resolve().parents[3])
 
 
 def rehearse(request: Request, *, output: IO[str] | int | None = None) -> Outcome:
@@ -46,7 +51,7 @@ def _run(request: Request, folder: Path, output: IO[str] | int) -> Outcome:
     environment.setdefault("MPLBACKEND", "Agg")  # no window waits for somebody to close it
     # A terminal would let a prompt wait for ever; a pipe or a file is the script's to read.
     stdin = subprocess.DEVNULL if sys.stdin is None or _is_terminal() else None
-    command = [sys.executable, "-c", _START, str(folder)]
+    command = [sys.executable, "-c", _START, str(folder), _HOME]
     process = subprocess.Popen(
         command,
         stdin=stdin,

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hasten.script.rehearsal.collected import Collected
-from hasten.script.rehearsal.origins import Origins
-from hasten.script.rehearsal.places import Stack, Territory
+from hasten.script.rehearsal.origins import Origins, address
+from hasten.script.rehearsal.places import Place, Stack, Territory
 
 _LONG_S = 5.0  # seconds that a loader without steps may take
 _OPERATIONS = 12  # torch calls a sample that are real work
@@ -102,7 +102,8 @@ class Loaders:
             self._as_worker(loader, lambda: loader.worker_init_fn(0))
         loader.num_workers, loader.timeout = 0, 0
         try:
-            iterator = plain(loader)
+            # Made as a worker: a streaming data set asks at once which share of it is wanted.
+            iterator = self._as_worker(loader, lambda: plain(loader)) if workers else plain(loader)
         finally:
             loader.num_workers, loader.timeout = workers, timeout
         use.epochs += 1
@@ -143,9 +144,7 @@ class Loaders:
         self._loop = stack[0].frame if stack else 0
         try:
             batch = (
-                self._as_worker(loader, lambda: plain(iterator))
-                if use.workers
-                else plain(iterator)
+                self._as_worker(loader, lambda: plain(iterator)) if use.workers else plain(iterator)
             )
         finally:
             self._fetching = outer
@@ -155,7 +154,7 @@ class Loaders:
         self._origins.loaded(batch, self._batches, stack)
         return batch
 
-    def _device_touched(self, func: Any, out: Any) -> None:
+    def _device_touched(self, func: Any, args: tuple[Any, ...]) -> None:
         if self._in_worker is None:
             return
         stack = self._territory.stack(sys._getframe(2))
@@ -170,7 +169,11 @@ class Loaders:
         elif use is not None:
             use.told = True
         loop = next((p for p in stack if p.frame == self._loop), None)
-        related = ((loop.file, loop.line, "a worker process fails for this loop"),) if loop else ()
+        related = [(loop.file, loop.line, "a worker process fails for this loop")] if loop else []
+        kept = self._kept_since(args)
+        if kept is not None and kept.frame not in {place.frame for place in stack}:
+            related.insert(0, (at.file, at.line, "a worker uses it here"))
+            at = kept
         self._collected.add(
             "HST114",
             at.file,
@@ -178,8 +181,17 @@ class Loaders:
             "the data set uses the device in a DataLoader worker: Cannot re-initialize CUDA in "
             "forked subprocess.",
             fix="return CPU tensors and move the batch in the training loop",
-            related=related,
+            related=tuple(related),
         )
+
+    def _kept_since(self, args: tuple[Any, ...]) -> Place | None:
+        """Where a device tensor that a worker reads was moved there, before it started."""
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.device.type != "cpu":
+                place = self._origins.arrived.get(address(arg))
+                if place is not None:
+                    return place
+        return None
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and self._fetching is not None:
@@ -212,7 +224,9 @@ class Loaders:
         operations, files = use.operations / use.samples, use.files / use.samples
         if operations < _OPERATIONS and files < 1:
             return
-        work = f"{operations:.0f} tensor operations" + (f", {files:.0f} files" if files >= 1 else "")
+        work = f"{operations:.0f} tensor operations" + (
+            f", {files:.0f} files" if files >= 1 else ""
+        )
         self._collected.add(
             "HST123",
             file,
@@ -221,8 +235,6 @@ class Loaders:
             fix="num_workers=... and persistent_workers=True",
             severity="warning",
         )
-
-
 
 
 def _in_this_process(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:

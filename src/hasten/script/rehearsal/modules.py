@@ -50,7 +50,7 @@ class Modules:
             built.setdefault(this, stack(sys._getframe(1)))
 
         def set_state(this: nn.Module, state: Any) -> None:
-            plain_state(this, state)
+            plain_state(this, state)  # type: ignore[no-untyped-call]
             built.setdefault(this, stack(sys._getframe(1)))
 
         def call(this: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class Modules:
                 on_call(this, out, stack(sys._getframe(1)))
             return out
 
-        nn.Module.__init__ = init  # type: ignore[method-assign]
+        nn.Module.__init__ = init  # type: ignore[method-assign, assignment]
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
         nn.Module.__call__ = call  # type: ignore[method-assign]
         for name in ("to", "cuda", "cpu"):

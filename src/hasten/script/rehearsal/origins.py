@@ -70,12 +70,17 @@ class Origins(TorchFunctionMode):
         # that they return is the call's result.
         self.special: dict[Any, Special] = {}
         # Told of each result that lies on the device, while this is not None.
-        self.on_device_result: Callable[[Any, Any], None] | None = None
+        self.on_device_result: Callable[[Any, tuple[Any, ...]], None] | None = None
         self.calls = 0
+        self.arrived: dict[int, Place] = {}  # device memory to where it was copied to
         self.batch_moves: dict[int, Place] = {}  # where a batch's first part was moved
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         special = self.special.get(func)
@@ -109,7 +114,7 @@ class Origins(TorchFunctionMode):
     def _note(self, func: Any, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
         if out.device.type != "cpu":
             if self.on_device_result is not None:
-                self.on_device_result(func, out)
+                self.on_device_result(func, args)
             if func in _MOVES and args and args[0] is not out:
                 self._note_move(args[0], out)
             return
@@ -151,9 +156,12 @@ class Origins(TorchFunctionMode):
         origin.moved.append(moved)
         del origin.moved[:-4]
         self._fresh[id(out)] = moved
+        self.arrived[address(out)] = stack[0]
         moving = self._moving
         key, fresh = id(out), self._fresh
-        self._moving[key] = weakref.ref(out, lambda _: (fresh.pop(key, None), moving.pop(key, None)))
+        self._moving[key] = weakref.ref(
+            out, lambda _: (fresh.pop(key, None), moving.pop(key, None))
+        )
 
     def of(self, tensor: torch.Tensor) -> Origin | None:
         """What is known of a tensor itself."""
@@ -190,7 +198,9 @@ def _tensors(values: Any, depth: int = 4) -> list[torch.Tensor]:
             found.extend(_tensors(value, depth - 1))
         elif depth and isinstance(value, dict):
             found.extend(_tensors(value.values(), depth - 1))
-        elif depth and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
+        elif (
+            depth and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
+        ):
             found.extend(_tensors(vars(value).values(), depth - 2 if depth > 1 else 0))
     return found
 

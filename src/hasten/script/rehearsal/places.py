@@ -42,6 +42,8 @@ class Territory:
         libraries.add(site.getusersitepackages())
         libraries.add(str(Path(__file__).parents[2]))  # hasten itself
         libraries.add(str(Path(sys.modules["torch"].__file__ or "").parent))
+        libraries.update(entry for entry in sys.path if _is_installed_into(entry))
+        libraries -= {own, str(Path.cwd())}
         self._libraries = tuple(path.rstrip("/") + "/" for path in libraries)
         self._own = None if own is None else own.rstrip("/") + "/"
         self._known: dict[str, bool] = {}
@@ -90,6 +92,11 @@ class Territory:
         return tuple(found)
 
 
+def _is_installed_into(folder: str) -> bool:
+    """Whether packages were installed into a folder, as pip does with `--target` too."""
+    return bool(folder) and next(Path(folder).glob("*.dist-info"), None) is not None
+
+
 def source_line(file: str, line: int) -> str:
     """The text of a line, stripped."""
     return linecache.getline(file, line).strip()
@@ -112,9 +119,10 @@ def statement(file: str, line: int) -> ast.stmt | None:
     if module is None:
         return None
     for node in ast.walk(module):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
-            if best is None or node.lineno >= best.lineno:
-                best = node
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or line):
+            continue
+        if best is None or node.lineno >= best.lineno:
+            best = node
     return best
 
 

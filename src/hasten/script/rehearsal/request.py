@@ -1,4 +1,4 @@
-"""What is asked of a rehearsal, and what came of it: plain records that cross the process border."""
+"""What is asked of a rehearsal, and what came of it: records that cross the process border."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class Request:
 
 def _check_file(path: Path) -> None:
     if path.is_dir() and not (path / "__main__.py").is_file():
-        raise UsageError(f"{path} is a folder: name the script in it, or use --static for all files")
+        raise UsageError(
+            f"{path} is a folder: name the script in it, or use --static for all files"
+        )
     if not path.exists():
         raise UsageError(f"there is no file {path}")
 

@@ -1,4 +1,4 @@
-"""Runs a script as `python SCRIPT` or `python -m MODULE` does: `__main__`, `sys.argv`, `sys.path`."""
+"""Runs a script as `python SCRIPT` or `python -m MODULE` does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Program:
         except (ImportError, ValueError) as error:
             raise UsageError(f"-m {name}: {error}") from error
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-            raise UsageError(f"-m {name}: there is no module of that name that can be run from here")
+            raise UsageError(
+                f"-m {name}: there is no module of that name that can be run from here"
+            )
         return spec
 
     def run(self) -> None:

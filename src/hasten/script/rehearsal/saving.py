@@ -65,7 +65,7 @@ class Saving:
             return plain_state(this, state, *args, **kwargs)
 
         torch.save, torch.load = save, load
-        torch.nn.Module.load_state_dict = load_state  # type: ignore[method-assign]
+        torch.nn.Module.load_state_dict = load_state  # type: ignore[method-assign, assignment]
 
     def _look_at(self, obj: Any, place: Place) -> None:
         if not isinstance(obj, dict):

@@ -74,8 +74,8 @@ class Steps:
             loaded[this] = stack(sys._getframe(1))
             return plain_load(this, *args, **kwargs)
 
-        Optimizer.__init__ = init  # type: ignore[method-assign]
-        Optimizer.load_state_dict = load  # type: ignore[method-assign]
+        Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
+        Optimizer.load_state_dict = load  # type: ignore[method-assign, assignment]
 
     def _watch_backward(self, causes: Causes) -> None:
         plain, plain_grad = torch.autograd.backward, torch.autograd.grad
