@@ -74,20 +74,25 @@ def strided(base: torch.Tensor, size: Any, stride: Any, offset: int | torch.SymI
     return out
 
 
-class _Hook(torch._C._acc.PrivateUse1Hooks):
-    def is_available(self) -> bool:
-        return True
+def _pieces() -> tuple[Any, Any]:
+    """What PyTorch's runtime asks a backend: whether it is there, and what type it is."""
+    parts: Any = torch._C._acc
 
-    def has_primary_context(self, dev_id: int) -> bool:
-        return True
+    class Hook(parts.PrivateUse1Hooks):  # type: ignore[misc]
+        def is_available(self) -> bool:
+            return True
 
-    def is_built(self) -> bool:
-        return True
+        def has_primary_context(self, dev_id: int) -> bool:
+            return True
 
+        def is_built(self) -> bool:
+            return True
 
-class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+    class Guard(parts.DeviceGuard):  # type: ignore[misc]
+        def type_(self) -> Any:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
+    return Hook(), Guard()
 
 
 class _Module:
@@ -118,7 +123,7 @@ def install() -> None:
     PyTorch cannot take it back; it has no effect while no simulated tensor exists.
 
     Raises:
-        UsageError: another package has taken PyTorch's spare backend.
+        UsageError: another package has taken PyTorch's spare backend, or PyTorch is too old.
     """
     global _installed
     if _installed:
@@ -129,13 +134,19 @@ def install() -> None:
             f"the simulated accelerator needs PyTorch's spare backend, and {name!r} has taken it; "
             "run without the package that registers it"
         )
+    if not hasattr(torch._C, "_acc"):
+        raise UsageError(
+            f"the simulated accelerator needs a newer PyTorch than {torch.__version__}: one that "
+            "takes backends written in Python"
+        )
+    hook, guard = _pieces()
     # Autograd asks for *the* accelerator, and PyTorch takes a named spare backend for it from then
     # on. What `torch.accelerator` says outside a simulation must stay what it was.
     before = torch._C._accelerator_getAccelerator()
     torch._C._rename_privateuse1_backend(BACKEND)
     torch._C._accelerator_getAccelerator = lambda: before
-    torch._C._acc.register_python_privateuseone_hook(_Hook())
-    torch._C._acc.register_python_privateuseone_device_guard(_Guard())
+    torch._C._acc.register_python_privateuseone_hook(hook)
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
     _installed = True
 
 
