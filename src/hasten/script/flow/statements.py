@@ -80,6 +80,12 @@ class Statements(Definitions):
             and call.func.attr.value in ("to", "cuda")
         ):
             self.note("dropped", call, name=call.func.attr.value, result=value)
+        if isinstance(call, (cst.ListComp, cst.GeneratorExp)) and isinstance(value, Seq):
+            inner = call.elt
+            func = inner.func if isinstance(inner, cst.Call) else None
+            if isinstance(func, cst.Attribute) and func.attr.value in ("to", "cuda"):
+                for item in self.elements(value)[:1]:
+                    self.note("dropped", inner, name=func.attr.value, result=item)
         if isinstance(value, Unknown) and value.key == "exit":
             return "raise"
         return None

@@ -43,7 +43,21 @@ STRICT = frozenset(
     " scaled_dot_product_attention multi_head_attention_forward chain_matmul cosine_similarity"
     " grid_sample take_along_dim scatter_reduce index_reduce".split()
 )
-IN_PLACE_ANY = frozenset(("copy_", "set_", "to", "type_as", "cpu", "cuda", "tolist", "numpy"))
+IN_PLACE_ANY = frozenset(
+    (
+        "index_put",
+        "index_put_",
+        "ctc_loss",
+        "copy_",
+        "set_",
+        "to",
+        "type_as",
+        "cpu",
+        "cuda",
+        "tolist",
+        "numpy",
+    )
+)
 FUNCTIONAL = (
     "torch.", "torch.nn.functional.", "torch.linalg.", "torch.special.", "torch.fft.",
 )  # fmt: skip

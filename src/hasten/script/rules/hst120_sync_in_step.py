@@ -127,12 +127,22 @@ def _shown(file: File) -> list[cst.CSTNode]:
 
 def _severity(file: File, seen: Seen, waits: int, shown: list[cst.CSTNode]) -> Severity:
     if seen.name in _SCALARS and not any(file.holds(node, seen.node) for node in shown):
+        if _decides(file, seen):
+            return "warning"
         total = any(
             s.kind == "augment" and file.holds(s.node, seen.node) for s in file.facts.of("augment")
         )
         if waits == 1 or (not total and _given_away(file, seen)):
             return "suggestion"
     return "warning"
+
+
+def _decides(file: File, seen: Seen) -> bool:
+    """Whether the value is read for a condition."""
+    if "tests" not in file.shared:
+        branches = (cst.If, cst.While, cst.IfExp, cst.Assert)
+        file.shared["tests"] = [n.test for n in file.positions if isinstance(n, branches)]
+    return any(file.holds(test, seen.node) for test in file.shared["tests"])
 
 
 def _given_away(file: File, seen: Seen) -> bool:

@@ -13,13 +13,31 @@ from hasten.script.findings import Finding, Severity
 from hasten.script.flow import tables
 from hasten.script.flow.expressions import spelled
 from hasten.script.flow.facts import Seen
-from hasten.script.flow.values import Const, Function, Instance, Loader, Seq, Thing, Value
+from hasten.script.flow.values import (
+    ClassValue,
+    Const,
+    Function,
+    Instance,
+    Loader,
+    Seq,
+    Thing,
+    Value,
+)
 from hasten.script.rules.file import File, Rule, first_of_each_line
 
 _DECODERS = frozenset(
     "open imread imdecode read_image decode_image decode_jpeg load loadtxt"
     " read_csv read_file".split()
 )
+
+
+# Work on a whole sample, whatever it is called through.
+_HEAVY = frozenset(
+    "sleep conv1d conv2d conv3d avg_pool2d max_pool2d interpolate grid_sample affine_grid resize"
+    " rotate rfft fft fft2 ifft stft spectrogram gaussian_blur GaussianBlur warpAffine svd"
+    " gaussian_filter filter2D convolve convolve2d".split()
+)
+_WORKERS = ("cv2.", "scipy.", "ndimage.", "skimage.", "librosa.", "torchaudio.", "albumentations.")
 
 
 class LoaderWithoutWorkers(Rule):
@@ -170,7 +188,7 @@ def _work(dataset: Value) -> tuple[Severity, str]:
     if isinstance(dataset, Instance) and dataset.cls is not None:
         method = dataset.cls.find("__getitem__")
         if isinstance(method, Function):
-            finder = _Work()
+            finder = _Work(dataset.cls)
             method.node.body.visit(finder)
             if finder.decodes:
                 return "warning", f"calls `{finder.decodes}`"
@@ -182,26 +200,42 @@ def _work(dataset: Value) -> tuple[Severity, str]:
 
 
 class _Work(cst.CSTVisitor):
-    """What a `__getitem__` does that takes time."""
+    """What a `__getitem__` does that takes time; methods of the class are looked into."""
 
-    def __init__(self) -> None:
+    def __init__(self, cls: ClassValue | None = None, depth: int = 2) -> None:
         self.decodes = ""
         self.loops = False
         self.transform = ""
+        self.cls, self.depth = cls, depth
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
-        """A call: of a decoder, or of a transform."""
+        """A call: of a decoder, of a transform, of work on a whole sample, or of a helper."""
         name = spelled(node.func)
         last = name.rsplit(".", 1)[-1]
-        if last in _DECODERS and "." in name:
-            self.decodes = name
+        if ("." in name and last in _DECODERS) or last in _HEAVY or name.startswith(_WORKERS):
+            self.decodes = self.decodes or name
         if "transform" in last or "augment" in last:
-            self.transform = name
+            self.transform = self.transform or name
+        if name.startswith("self.") and self.cls is not None and self.depth:
+            method = self.cls.find(last)
+            if isinstance(method, Function):
+                inner = _Work(self.cls, self.depth - 1)
+                method.node.body.visit(inner)
+                self.decodes = self.decodes or inner.decodes
+                self.transform = self.transform or inner.transform
+                self.loops = self.loops or inner.loops
 
     def visit_For(self, node: cst.For) -> None:  # noqa: N802
         """A loop with calls in it."""
+        self._loop(node.body)
+
+    def visit_While(self, node: cst.While) -> None:  # noqa: N802
+        """A loop with calls in it."""
+        self._loop(node.body)
+
+    def _loop(self, body: cst.BaseSuite) -> None:
         finder = _Calls()
-        node.body.visit(finder)
+        body.visit(finder)
         self.loops = self.loops or finder.count > 0
 
 

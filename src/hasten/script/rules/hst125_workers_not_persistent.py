@@ -75,13 +75,15 @@ class WorkersNotPersistent(Rule):
                 continue
             epochs = epoch_loop(file, loader)
             if epochs is None:
+                epochs = _made_anew(file, loader)
+            if epochs is None:
                 continue
             proven = isinstance(workers, Const)
             yield self.finding(
                 file, seen.node,
                 "its workers are started anew in each round of the loop on line"
                 f" {file.line(epochs.node)}.",
-                "persistent_workers=True",
+                "make the loader once, with persistent_workers=True",
                 severity="warning" if proven else "suggestion",
                 related=[(epochs.node, "the epochs")],
             )  # fmt: skip
@@ -101,6 +103,15 @@ def epoch_loop(file: File, loader: Loader) -> Loop | None:
         if outer:
             return outer[-1]
     return None
+
+
+def _made_anew(file: File, loader: Loader) -> Loop | None:
+    """A loop that makes the loader in each of its rounds, to go through it once."""
+    made = loader.origin.loops if loader.origin is not None else ()
+    if not made or made[-1].rounds == 1 or not made[-1].has_backward:
+        return None
+    used = any(s.receiver is loader for s in file.facts.of("loader-use"))
+    return made[-1] if used and not made[-1].backward else None
 
 
 def _goes_over(file: File, loop: Loop, node: cst.CSTNode) -> bool:

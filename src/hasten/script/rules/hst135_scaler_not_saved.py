@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hasten.script.findings import Finding
-from hasten.script.flow.values import Optimizer, Scaler
+from hasten.script.flow.values import Optimizer, Scaler, Unknown
 from hasten.script.rules.file import File, Rule, first_of_each_line
 from hasten.script.rules.hst116_parallel_module_prefix import owners_in
 
@@ -67,6 +67,14 @@ class ScalerNotSaved(Rule):
         """Checkpoints without a scaler."""
         return first_of_each_line(self._all(file))
 
+    def _plainly(self, file: File) -> bool:
+        """Whether no load of state is of something unknown, which might be the scaler."""
+        return all(
+            not isinstance(s.receiver, Unknown)
+            for s in file.facts.of("method")
+            if s.name == "load_state_dict"
+        )
+
     def _all(self, file: File) -> Iterator[Finding]:
         used = [s for s in file.facts.of("scaler") if s.name == "step"]
         if not used:
@@ -75,6 +83,21 @@ class ScalerNotSaved(Rule):
             s.name == "load_state_dict" and isinstance(s.receiver, Optimizer)
             for s in file.facts.of("method")
         )
+        loads = [s for s in file.facts.of("optimizer-load") if not s.assumed]
+        restored = any(s.name == "load_state_dict" for s in file.facts.of("scaler"))
+        kept = any(
+            isinstance(o, Scaler)
+            for s in file.facts.all("call", "torch.save")
+            for o in owners_in(s.args[:1])
+        )
+        if loads and kept and not restored and self._plainly(file):
+            yield self.finding(
+                file,
+                loads[0].node,
+                "the optimizer's state is loaded here, the gradient scaler's nowhere.",
+                'scaler.load_state_dict(saved["scaler"]) too',
+                related=[(used[0].node, "the scaler is used here")],
+            )
         for seen in file.facts.all("call", "torch.save"):
             owners = owners_in(seen.args[:1])
             if any(isinstance(o, Optimizer) for o in owners) and not any(
