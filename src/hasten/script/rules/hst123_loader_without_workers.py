@@ -31,11 +31,14 @@ _DECODERS = frozenset(
 )
 
 
-# Work on a whole sample, whatever it is called through.
+# Work on a whole sample, whatever it is called through; of the second kind one alone is little.
 _HEAVY = frozenset(
-    "sleep conv1d conv2d conv3d avg_pool2d max_pool2d interpolate grid_sample affine_grid resize"
-    " rotate rfft fft fft2 ifft stft spectrogram gaussian_blur GaussianBlur warpAffine svd"
-    " gaussian_filter filter2D convolve convolve2d".split()
+    "sleep rfft fft fft2 ifft stft spectrogram GaussianBlur warpAffine svd gaussian_filter filter2D"
+    " convolve convolve2d".split()
+)
+_SOME = frozenset(
+    "conv1d conv2d conv3d avg_pool2d max_pool2d interpolate grid_sample affine_grid resize rotate"
+    " gaussian_blur rot90".split()
 )
 _WORKERS = ("cv2.", "scipy.", "ndimage.", "skimage.", "librosa.", "torchaudio.", "albumentations.")
 
@@ -206,6 +209,7 @@ class _Work(cst.CSTVisitor):
         self.decodes = ""
         self.loops = False
         self.transform = ""
+        self.operations = 0
         self.cls, self.depth = cls, depth
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
@@ -214,6 +218,10 @@ class _Work(cst.CSTVisitor):
         last = name.rsplit(".", 1)[-1]
         if ("." in name and last in _DECODERS) or last in _HEAVY or name.startswith(_WORKERS):
             self.decodes = self.decodes or name
+        if last in _SOME:
+            self.operations += 1
+            if self.operations > 1:
+                self.decodes = self.decodes or name
         if "transform" in last or "augment" in last:
             self.transform = self.transform or name
         if name.startswith("self.") and self.cls is not None and self.depth:
