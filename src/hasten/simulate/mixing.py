@@ -123,11 +123,19 @@ def report(session: Session, op: str, found: list[tuple[str, torch.Tensor]], mes
         answer = session.on_mismatch(info)
     session.record(Mismatch(op=op, message=message, location=where, repaired=answer == "repair"))
     if answer != "repair":
-        raise RefusedError(message)
+        raise _reported(message)
 
 
-class RefusedError(RuntimeError):
-    """A mismatch that has been reported; to a script it is a `RuntimeError`."""
+def _reported(message: str) -> RuntimeError:
+    """The error that a script sees, marked as one that has been reported."""
+    error = RuntimeError(message)
+    error.__dict__["_hasten_reported"] = True
+    return error
+
+
+def is_reported(error: BaseException) -> bool:
+    """Whether an error is a mismatch that `on_mismatch` knows of."""
+    return "_hasten_reported" in error.__dict__
 
 
 def _words(

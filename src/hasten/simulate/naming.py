@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hasten.simulate import current
 from hasten.simulate.backend import BACKEND, MOST_DEVICES
-from hasten.simulate.mixing import RefusedError, Repair, report
+from hasten.simulate.mixing import Repair, is_reported, report
 
 if TYPE_CHECKING:
     pass
@@ -91,8 +91,6 @@ def translated(error: BaseException) -> BaseException:
         text = text.split("\n")[0].split(". This could be because")[0]
         text += ". The simulated accelerator does not have this operator; see docs/simulate.md."
     try:
-        if isinstance(error, RefusedError):
-            return error
         return type(error)(text).with_traceback(error.__traceback__)
     except TypeError:
         return error
@@ -165,9 +163,9 @@ def _repairing(func: Any, handler: Any, args: Any, kwargs: dict[str, Any] | None
             if moved is None:
                 break
             args, kwargs = moved
-        except RefusedError:
-            raise
         except RuntimeError as error:
+            if is_reported(error):
+                raise
             # A check in PyTorch's own code, before any operator ran.
             mixed = _mixed_call(func, args, kwargs, error)
             if mixed is None:

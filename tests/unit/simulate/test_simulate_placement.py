@@ -78,7 +78,7 @@ def test_refused(sim, name):
     call, words = REFUSED[name]
     with pytest.raises(RuntimeError) as caught:
         call()
-    assert words in str(caught.value)
+    assert words in str(caught.value) and caught.type is RuntimeError
     assert "privateuse" not in str(caught.value).lower()
 
 
