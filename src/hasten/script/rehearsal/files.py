@@ -1,7 +1,8 @@
 """Writes of the script go to a temporary folder that lies over the real files.
 
-The script reads back what it wrote. Covers what Python itself opens, makes, renames and removes, and `torch.save`. Libraries that open
-files in C (SQLite, HDF5) and other programs that the script starts write where they want.
+The script reads back what it wrote. Covers what Python itself opens, makes, renames and removes,
+and `torch.save`. Libraries that open files in C (SQLite, HDF5) and other programs that the script
+starts write where they want.
 """
 
 from __future__ import annotations
@@ -65,18 +66,13 @@ class Overlay:
         parent = os.path.dirname(absolute)
         if self._there(self.to_read(parent)):
             self._make_folders(os.path.dirname(shadow))
-        if (
-            keep
-            and not self._there(shadow)
-            and self._there(absolute)
-            and absolute not in self._gone
-        ):
-            if os.path.isfile(absolute):
-                with (
-                    self._plain_open(absolute, "rb") as source,
-                    self._plain_open(shadow, "wb") as to,
-                ):
-                    shutil.copyfileobj(source, to)
+        there = self._there(absolute) and absolute not in self._gone
+        if keep and there and not self._there(shadow) and os.path.isfile(absolute):
+            with (
+                self._plain_open(absolute, "rb") as source,
+                self._plain_open(shadow, "wb") as target,
+            ):
+                shutil.copyfileobj(source, target)
         self.written += 1
         return shadow
 
