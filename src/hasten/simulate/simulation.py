@@ -161,6 +161,9 @@ class Simulation:
         self._close()
 
     def _close(self) -> None:
+        device = torch.get_default_device()
+        if index_of_name(device) is not None:
+            torch.set_default_device(None)  # which a script may have left on the device
         self._patches.undo()
         backend.close_module()
         current.session = None
@@ -206,7 +209,19 @@ class Simulation:
             return found if index is None else torch.device("cuda", index)
 
         self._patches.set(context, "__init__", init)
+        choose_type = torch.set_default_tensor_type
+
+        def set_default_tensor_type(t: Any) -> None:
+            name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+            if "cuda" not in name:
+                torch.set_default_device(None)
+                choose_type(t)
+                return
+            torch.set_default_dtype(tensors.DTYPES[name.rsplit(".", 1)[-1]])
+            torch.set_default_device("cuda")
+
         self._patches.set(torch, "get_default_device", get_default_device)
+        self._patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
 
     def _patch_threads(self) -> None:
         begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]

@@ -109,6 +109,13 @@ def test_everything_is_put_back():
     assert torch._C._len_torch_function_stack() == 0
 
 
+def test_a_default_device_that_a_script_leaves_is_taken_back():
+    with hasten.simulate():
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        assert torch.ones(1).is_cuda and torch.nn.Linear(1, 1).weight.is_cuda
+    assert torch.ones(1).device.type == "cpu" and torch.get_default_device().type == "cpu"
+
+
 def test_one_at_a_time_and_once_each():
     with hasten.simulate() as simulation:
         with pytest.raises(UsageError, match="running already"), hasten.simulate():
