@@ -2,7 +2,7 @@
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p) 2>/dev/null)))
 BIN := .venv/bin
 
-.PHONY: train test lint types unit bench clean
+.PHONY: train test lint types unit fidelity bench clean
 
 train: .venv/installed
 	$(BIN)/hasten train --epochs 10
@@ -20,6 +20,10 @@ types: .venv/installed
 
 unit: .venv/installed
 	$(BIN)/python -m pytest
+
+# Every operator of PyTorch's database on the simulated accelerator; writes docs/fidelity.md.
+fidelity: .venv/installed
+	$(BIN)/python -W ignore tools/fidelity.py --write docs/fidelity.md
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -50,7 +50,7 @@ _HOME = {
     "same_device": "hasten.devices",
 }
 
-_FLOORS = frozenset({"devices", "errors", "feed", "observe", "train", "vision"})
+_FLOORS = frozenset({"devices", "errors", "feed", "observe", "script", "simulate", "train", "vision"})
 
 __all__ = sorted(_HOME)  # noqa: PLE0605
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from hasten.cli.check import CheckCommand, check
 from hasten.cli.compare import compare
 from hasten.cli.devices import devices
 from hasten.cli.evaluate import evaluate
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 for _command in (devices, train, evaluate, predict, compare):
     app.command()(_command)
+app.command(cls=CheckCommand)(check)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,212 @@
+"""Where host tensors were made: a function mode that remembers it for each that is alive."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hasten.script.rehearsal.places import Place, Stack, Territory
+
+_ROOTS = 4  # first makers that a derived tensor remembers
+_BATCHES = 16  # batches whose moves are remembered
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
+
+
+class Origin:
+    """How a host tensor came to be.
+
+    Attributes:
+        stack: the user's places, innermost first.
+        how: the function (``torch.arange``); ``DataLoader`` for what a loader gave.
+        roots: the origins without inputs that it was computed from; itself where it is one.
+        parameter: whether a module's parameter went into it.
+        batch: number of the loader's batch that it belongs to, or None.
+        moved: where it was copied to the device, and whether the copy was ever used.
+    """
+
+    __slots__ = ("__weakref__", "batch", "how", "moved", "parameter", "roots", "stack")
+
+    def __init__(self, stack: Stack, how: str) -> None:
+        self.stack, self.how = stack, how
+        self.roots: tuple[Origin, ...] = (self,)
+        self.parameter = False
+        self.batch: int | None = None
+        self.moved: list[Moved] = []
+
+    @property
+    def place(self) -> Place | None:
+        """The innermost place, or None where no user code ran."""
+        return self.stack[0] if self.stack else None
+
+
+class Moved:
+    """One copy of a host tensor to the device."""
+
+    __slots__ = ("place", "used")
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.used = place, False
+
+
+Special = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
+
+
+class Origins(TorchFunctionMode):
+    """Sees each call of a torch function that Python makes, before the simulation does."""
+
+    def __init__(self, territory: Territory) -> None:
+        super().__init__()
+        self._territory = territory
+        self._of: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
+        self._by_memory: dict[int, Origin] = {}
+        self._fresh: dict[int, Moved] = {}
+        self._moving: dict[int, weakref.ref[torch.Tensor]] = {}
+        # Watchers that look at single functions: given func, args, kwargs; a tuple of one value
+        # that they return is the call's result.
+        self.special: dict[Any, Special] = {}
+        # Told of each result that lies on the device, while this is not None.
+        self.on_device_result: Callable[[Any, tuple[Any, ...]], None] | None = None
+        self.calls = 0
+        self.arrived: dict[int, Place] = {}  # device memory to where it was copied to
+        self.batch_moves: dict[int, Place] = {}  # where a batch's first part was moved
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        special = self.special.get(func)
+        if special is not None:
+            answer = special(func, args, kwargs)
+            if answer is not None:
+                return answer[0]
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            return out
+        self.calls += 1
+        if self._fresh:
+            self._mark_used(args)
+        if isinstance(out, torch.Tensor):
+            self._note(func, name, out, args)
+        elif type(out) in (tuple, list):
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self._note(func, name, item, args)
+        return out
+
+    def _mark_used(self, args: Any) -> None:
+        fresh = self._fresh
+        for arg in args:
+            if type(arg) in (tuple, list):
+                self._mark_used(arg)
+            elif id(arg) in fresh:
+                fresh.pop(id(arg)).used = True
+
+    def _note(self, func: Any, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+        if out.device.type != "cpu":
+            if self.on_device_result is not None:
+                self.on_device_result(func, args)
+            if func in _MOVES and args and args[0] is not out:
+                self._note_move(args[0], out)
+            return
+        if self.of(out) is not None or isinstance(out, torch.nn.Parameter):
+            return  # no weak reference to a parameter: it could not be moved in place
+        origin = Origin(self._territory.stack(sys._getframe(2)), _spoken(func, name))
+        inputs = [known for known in map(self._input, _tensors(args)) if known is not None]
+        if inputs:
+            roots = {id(r): r for known in inputs for r in known.roots}
+            origin.roots = tuple(roots.values())[-_ROOTS:]
+            batches = [known.batch for known in inputs if known.batch is not None]
+            origin.batch = batches[0] if batches else None
+        origin.parameter = any(known.parameter for known in inputs) or any(
+            isinstance(arg, torch.nn.Parameter) for arg in args
+        )
+        self._remember(out, origin)
+
+    def _input(self, tensor: torch.Tensor) -> Origin | None:
+        return self.of(tensor)
+
+    def _remember(self, tensor: torch.Tensor, origin: Origin) -> None:
+        key = id(tensor)
+        table = self._of
+        table[key] = (weakref.ref(tensor, lambda _, key=key: table.pop(key, None)), origin)  # type: ignore[misc]
+        memory = address(tensor)
+        if memory and (len(origin.roots) == 1 and origin.roots[0] is origin):
+            self._by_memory[memory] = origin
+
+    def _note_move(self, source: Any, out: torch.Tensor) -> None:
+        origin = self.of(source) if isinstance(source, torch.Tensor) else None
+        stack = self._territory.stack(sys._getframe(3))
+        if origin is None or not stack:
+            return
+        moved = Moved(stack[0])
+        if origin.batch is not None:
+            self.batch_moves.setdefault(origin.batch, stack[0])
+            while len(self.batch_moves) > _BATCHES:
+                del self.batch_moves[next(iter(self.batch_moves))]
+        origin.moved.append(moved)
+        del origin.moved[:-4]
+        self._fresh[id(out)] = moved
+        self.arrived[address(out)] = stack[0]
+        moving = self._moving
+        key, fresh = id(out), self._fresh
+        self._moving[key] = weakref.ref(
+            out, lambda _: (fresh.pop(key, None), moving.pop(key, None))
+        )
+
+    def of(self, tensor: torch.Tensor) -> Origin | None:
+        """What is known of a tensor itself."""
+        known = self._of.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def behind(self, tensor: torch.Tensor) -> Origin | None:
+        """What is known of a tensor, or of the memory that it is a view of."""
+        return self.of(tensor) or self._by_memory.get(address(tensor))
+
+    def loaded(self, batch: Any, number: int, stack: Stack) -> None:
+        """Mark the host tensors of a loader's batch as such."""
+        for tensor in _tensors((batch,)):
+            origin = Origin(stack, "DataLoader")
+            origin.batch = number
+            self._remember(tensor, origin)
+
+
+def address(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor lies in; 0 where it has none."""
+    with torch._C.DisableTorchFunction():
+        try:
+            return tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return 0
+
+
+def _tensors(values: Any, depth: int = 4) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif depth and isinstance(value, (tuple, list)):
+            found.extend(_tensors(value, depth - 1))
+        elif depth and isinstance(value, dict):
+            found.extend(_tensors(value.values(), depth - 1))
+        elif (
+            depth and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
+        ):
+            found.extend(_tensors(vars(value).values(), depth - 2 if depth > 1 else 0))
+    return found
+
+
+def _spoken(func: Any, name: str) -> str:
+    owner = getattr(func, "__objclass__", None) or getattr(func, "__module__", None)
+    if owner in (torch.Tensor, torch._C.TensorBase) or str(owner) == "torch._tensor":
+        return f"Tensor.{name}"
+    return f"torch.{name}" if name else "torch"

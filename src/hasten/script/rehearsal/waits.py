@@ -1,0 +1,170 @@
+"""Waits and copies inside the step: where the host asks the device, and what it sends each time."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from typing import Any
+
+import torch
+
+from hasten.script.rehearsal.collected import Collected
+from hasten.script.rehearsal.origins import Origins
+from hasten.script.rehearsal.places import Stack, Territory, source_line
+
+_T = torch.Tensor
+WAITS: dict[Any, str] = {
+    _T.item: ".item()",
+    _T.tolist: ".tolist()",
+    _T.cpu: ".cpu()",
+    _T.__float__: "float()",
+    _T.__int__: "int()",
+    _T.__bool__: "the truth of a tensor",
+    _T.__index__: "an index from a tensor",
+    _T.__repr__: "printing a tensor",
+    _T.__format__: "formatting a tensor",
+    _T.nonzero: ".nonzero()",
+}
+_THROUGH = ("_tensor.py", "overrides.py", "_tensor_str.py", "_trace_wrapped_higher_order_op.py")
+_TURNS = 2  # turns between steps in which a wait must be seen
+_SMALL = 4096  # bytes of a copy that are not worth a word
+
+
+_Wait = tuple[str, int, str, bool]  # file, line, what waits, whether within no_grad
+
+
+class _Turn:
+    """From one step of an optimizer to its next."""
+
+    def __init__(self, frame: int, events: int) -> None:
+        self.frame, self.events = frame, events
+        self.waits: Counter[_Wait] = Counter()
+
+
+class Waits:
+    """Counts by line, between one step and the next of one optimizer."""
+
+    def __init__(self, territory: Territory, origins: Origins, collected: Collected) -> None:
+        self._territory, self._collected = territory, collected
+        # What was seen since the last step of each optimizer, and the call that steps it.
+        self._now: dict[int, _Turn] = {}
+        # By the line that steps: turns in all, and the counts of each line in each turn.
+        self._turns: Counter[tuple[str, int]] = Counter()
+        self._seen: dict[tuple[str, int], dict[_Wait, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self._copies: dict[tuple[str, int], dict[tuple[str, int], list[list[Any]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self.quiet = False
+        for function in WAITS:
+            origins.special[function] = self._wait
+        self._events: list[Any] = []
+
+    def follow(self, events: list[Any]) -> None:
+        """Take copies from the simulation's list of events."""
+        self._events = events
+
+    def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensor = args[0] if args else None
+        if self.quiet or not isinstance(tensor, torch.Tensor) or tensor.device.type == "cpu":
+            return
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_code.co_filename.endswith(_THROUGH):
+            frame = frame.f_back
+        file = frame.f_code.co_filename
+        if "/torch/" in file and not self._territory.holds(file):
+            return  # torch's own, as the scaler's
+        stack = self._territory.stack(frame)
+        evaluating = not torch.is_grad_enabled()
+        if stack:
+            for turn in self._now.values():
+                turn.waits[stack[0].file, stack[0].line, WAITS[func], evaluating] += 1
+
+    def step(self, optimizer: Any, stack: Stack) -> None:
+        """Told before each step: closes a turn where the same call stepped before."""
+        if not stack:
+            return
+        place = stack[0].file, stack[0].line
+        before = self._now.get(id(optimizer))
+        if before is not None and before.frame == stack[0].frame:
+            self._turns[place] += 1
+            for wait, count in before.waits.items():
+                self._seen[place][wait].append(count)
+            for line, made in self._copies_since(before.events).items():
+                self._copies[place][line].append(made)
+        self._now[id(optimizer)] = _Turn(stack[0].frame, len(self._events))
+
+    def _copies_since(self, index: int) -> dict[tuple[str, int], list[Any]]:
+        found: dict[tuple[str, int], list[Any]] = defaultdict(list)
+        for event in self._events[index:]:
+            if getattr(event, "direction", "") == "h2d" and event.location is not None:
+                found[event.location.file, event.location.line].append(event)
+        return found
+
+    def tell(self) -> None:
+        """Say what was seen in every turn."""
+        told: set[_Wait | tuple[str, int]] = set()
+        for place, turns in self._turns.items():
+            if turns < _TURNS:
+                continue
+            for wait, counts in self._seen[place].items():
+                if len(counts) >= turns and wait not in told:
+                    told.add(wait)
+                    self._tell_wait(*wait, counts)
+            for line, copies in self._copies[place].items():
+                if len(copies) >= turns and line not in told:
+                    told.add(line)
+                    self._tell_copies(*line, copies)
+
+    def _tell_wait(
+        self, file: str, line: int, kind: str, evaluating: bool, counts: list[int]
+    ) -> None:
+        times = "time" if max(counts) == 1 else "times"
+        self._collected.add(
+            "HST120",
+            file,
+            line,
+            f"{kind} makes the step wait for the device, {max(counts)} {times} a step: "
+            f"`{source_line(file, line)}`.",
+            fix="keep the value on the device (loss.detach()) and read it every N steps",
+            severity="suggestion" if evaluating else "warning",
+            count=sum(counts),
+        )
+
+    def _tell_copies(self, file: str, line: int, turns: list[list[Any]]) -> None:
+        sources = [{(copy.storage_id, copy.version, copy.bytes) for copy in turn} for turn in turns]
+        again = set.intersection(*sources)
+        if any(size > _SMALL for _, _, size in again):
+            self._collected.add(
+                "HST139",
+                file,
+                line,
+                "the same data is copied to the device at each step.",
+                fix="copy it once, before the loop",
+                severity="suggestion",
+                count=len(turns),
+            )
+            return
+        unpinned = [c for turn in turns for c in turn if not c.pinned and c.bytes > _SMALL]
+        if unpinned and any(c.non_blocking for c in unpinned):
+            self._collected.add(
+                "HST126",
+                file,
+                line,
+                "non_blocking copies from memory that is not pinned wait all the same.",
+                fix="pin_memory=True in the DataLoader",
+                severity="suggestion",
+                count=len(unpinned),
+            )
+        elif unpinned:
+            self._collected.add(
+                "HST124",
+                file,
+                line,
+                f"{sum(c.bytes for c in unpinned) // len(turns):,} bytes a step are copied from "
+                "memory that is not pinned.",
+                fix="pin_memory=True in the DataLoader and non_blocking=True in the copy",
+                severity="suggestion",
+                count=len(unpinned),
+            )

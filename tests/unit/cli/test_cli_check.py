@@ -1,0 +1,183 @@
+"""`hasten check` on the command line: what it prints, and its exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hasten.cli.check import split
+
+CASES = Path(__file__).parents[2] / "fixtures" / "cases"
+FAULTY = CASES / "004_position_ids.py"
+CLEAN = CASES / "042_clean_functions_and_resume.py"
+
+
+def check(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hasten", "check", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    content = json.loads(done.stdout)  # nothing else is on standard output
+    assert isinstance(content, dict)
+    return content
+
+
+def test_a_fault_is_one_finding_of_reading_and_running() -> None:
+    done = check("--json", FAULTY)
+    content = as_json(done)
+    assert (done.returncode, content["exit"]) == (1, 1)
+    assert (content["script"], content["devices"], content["steps"]) == (str(FAULTY), 1, 6)
+    (finding,) = [f for f in content["findings"] if f["severity"] != "suggestion"]
+    assert (finding["code"], finding["line"], finding["found_by"]) == ("HST104", 32, "both")
+    assert finding.keys() >= {"name", "file", "column", "message", "fix", "count"}
+    assert finding["count"] == 6
+    assert "epoch 0 loss" in done.stderr  # the script's own output
+
+
+def test_a_clean_script_exits_with_0_and_shows_its_own_output() -> None:
+    done = check(CLEAN)
+    assert done.returncode == 0
+    assert "resumed" in done.stdout
+    assert "9 optimizer steps rehearsed" in done.stdout
+
+
+def test_the_text_shows_the_line_and_the_fix() -> None:
+    done = check(FAULTY)
+    assert done.returncode == 1
+    assert "32 |         positions = torch.arange(length)" in done.stdout
+    assert "fails here: self.pos(positions)" in done.stdout or "33 | " in done.stdout
+    assert "fix: " in done.stdout
+
+
+def test_github_and_sarif() -> None:
+    lines = check("--format", "github", FAULTY).stdout.splitlines()
+    assert any(line.startswith("::error ") and "line=32" in line for line in lines)
+    log = json.loads(check("--format", "sarif", FAULTY).stdout)
+    assert log["version"] == "2.1.0"
+    assert "HST104" in {result["ruleId"] for result in log["runs"][0]["results"]}
+
+
+def test_static_reads_folders_and_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("raise SystemExit(5)\n")
+    (tmp_path / "b.py").write_text(FAULTY.read_text())
+    done = check("--static", "--json", tmp_path)
+    content = as_json(done)
+    assert (done.returncode, content["steps"]) == (1, 0)
+    assert {finding["found_by"] for finding in content["findings"]} == {"static"}
+    assert check("--static", tmp_path / "a.py").returncode == 0
+
+
+def test_a_failure_of_the_scripts_own_exits_with_2(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import no_such_module_here\n")
+    done = check("train.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert "ModuleNotFoundError: No module named 'no_such_module_here'" in done.stdout
+    assert "the script's own, not a device fault" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name the script"),
+        (("missing.py",), "there is no file missing.py"),
+        (("--steps", "0", str(CLEAN)), "--steps 0"),
+        (("--devices", "0", str(CLEAN)), "--devices 0"),
+        (("--timeout-s", "-1", str(CLEAN)), "--timeout-s -1"),
+        (("--format", "xml", str(CLEAN)), "--format xml"),
+        (("--static", "missing.py"), "missing.py"),
+        (("--explain", "HST999"), "HST999"),
+        (("-m", "no_such_package.train"), "no_such_package"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_why(arguments: tuple[str, ...], said: str) -> None:
+    done = check(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_explain_tells_of_a_code() -> None:
+    done = check("--explain", "hst104")
+    assert done.returncode == 0
+    assert "HST104" in done.stdout
+    assert check("--explain", "HST142").returncode == 0  # seen by running alone
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["train.py"], ["--", "train.py"]),
+        (["--json", "train.py", "--lr", "1"], ["--json", "--", "train.py", "--lr", "1"]),
+        (["train.py", "--json", "--lr", "1"], ["--json", "--", "train.py", "--lr", "1"]),
+        (["train.py", "--steps", "9"], ["--steps", "9", "--", "train.py"]),
+        (["own.py", "--steps", "9"], ["--", "own.py", "--steps", "9"]),
+        (["train.py", "--", "--json"], ["--", "train.py", "--json"]),
+        (["-m", "package.train", "--lr", "1"], ["-m", "package.train", "--", "--lr", "1"]),
+        (["--static", "a.py", "b", "--json"], ["--static", "--json", "--", "a.py", "b"]),
+        (["--explain", "HST101"], ["--explain", "HST101"]),
+        ([], []),
+    ],
+)
+def test_the_scripts_own_options_are_left_to_it(
+    given: list[str], meant: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "own.py").write_text("parser.add_argument('--steps')\n")
+    monkeypatch.chdir(tmp_path)
+    assert split(given) == meant
+
+
+def test_a_comment_silences_a_finding_of_both(tmp_path: Path) -> None:
+    lines = FAULTY.read_text().splitlines()
+    lines[31] += "  # hasten: ignore[HST104]"
+    (tmp_path / "train.py").write_text("\n".join(lines) + "\n")
+    done = check("--json", "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_check_leaves_no_process_and_no_folder(
+    tmp_path: Path, signal_number: signal.Signals
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(900)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hasten", "check", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal_number)
+    process.communicate()
+    assert process.returncode == (130 if signal_number == signal.SIGINT else -signal_number)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and (runs(child) or list(tmp_path.glob("hasten-check-*"))):
+        time.sleep(0.05)
+    assert not runs(child)
+    assert list(tmp_path.glob("hasten-check-*")) == []
+
+
+def runs(process: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:1]
+    except FileNotFoundError:
+        return False
