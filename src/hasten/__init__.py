@@ -50,7 +50,9 @@ _HOME = {
     "same_device": "hasten.devices",
 }
 
-_FLOORS = frozenset({"devices", "errors", "feed", "observe", "script", "simulate", "train", "vision"})
+_FLOORS = frozenset(
+    {"devices", "errors", "feed", "observe", "script", "simulate", "train", "vision"}
+)
 
 __all__ = sorted(_HOME)  # noqa: PLE0605
 
