@@ -125,7 +125,7 @@ class DeviceWorkInDataset(Rule):
             file,
             nodes[0] if nodes else loader.node,
             f"the data set holds tensors on the device; {why}",
-            "keep the data set on the CPU and move each batch, or use neither workers nor pin_memory",
+            "keep the data set on the CPU and move each batch, or use no workers and no pinning",
             related=[
                 (loader.node, "the loader is made here"),
                 *((node, "this one is on the device too") for node in nodes[1:]),
