@@ -91,7 +91,21 @@ def test_the_commands_are_these() -> None:
     from hasten.cli.app import app
 
     group = typer.main.get_command(app)
-    assert sorted(group.commands) == ["compare", "devices", "evaluate", "predict", "train"]  # type: ignore[attr-defined]
+    expected = ["check", "compare", "devices", "evaluate", "predict", "train"]
+    assert sorted(group.commands) == expected  # type: ignore[attr-defined]
+
+
+def test_the_options_of_check_are_these() -> None:
+    assert options("check") == [
+        "--devices",
+        "--explain",
+        "--format",
+        "--json",
+        "--keep",
+        "--static",
+        "--steps",
+        "--timeout-s",
+    ]
 
 
 def test_importing_hasten_imports_nothing_heavy() -> None:

@@ -156,17 +156,26 @@ _MISMATCHES = frozenset(
 )
 
 
+def _exactly(one: Finding, other: Finding) -> bool:
+    return one.code == other.code and _place(one) == _place(other)
+
+
+def _alike(one: Finding, other: Finding) -> bool:
+    return one.code == other.code or {one.code, other.code} <= _MISMATCHES
+
+
 def _same(one: Finding, other: Finding) -> bool:
-    if one.code == other.code and _place(one) == _place(other):
-        return True
-    alike = one.code == other.code or {one.code, other.code} <= _MISMATCHES
-    if not alike:
-        return False
-    return (
+    return _alike(one, other) and (
         _place(one) == _place(other)
         or _place(one) in _others(other)
         or _place(other) in _others(one)
     )
+
+
+def _surface(one: Finding, other: Finding) -> bool:
+    """Whether two mismatches name a line in common where they surface."""
+    mismatches = {one.code, other.code} <= _MISMATCHES
+    return mismatches and bool(_others(one) & _others(other))
 
 
 def _place(finding: Finding) -> tuple[str, int]:
@@ -208,11 +217,19 @@ def merge(static: Sequence[Finding], rehearsed: Sequence[Finding]) -> list[Findi
     as related and both speak of the same kind (any two device mismatches are the same kind).
     """
     result = list(static)
+    left = []
     for seen in rehearsed:
-        exact = [
-            i for i, f in enumerate(result) if f.code == seen.code and _place(f) == _place(seen)
+        exact = [i for i, f in enumerate(result) if _exactly(f, seen)]
+        if exact:
+            result[exact[0]] = _joined(result[exact[0]], seen)
+        else:
+            left.append(seen)
+    for seen in left:
+        close = [i for i, f in enumerate(result) if _same(f, seen)]
+        # Two mismatches that surface at one line are one, unless each has its own partner.
+        close = close or [
+            i for i, f in enumerate(result) if f.found_by == "static" and _surface(f, seen)
         ]
-        close = exact or [i for i, f in enumerate(result) if _same(f, seen)]
         if close:
             result[close[0]] = _joined(result[close[0]], seen)
         else:

@@ -163,6 +163,8 @@ def test_a_stopped_check_leaves_no_process_and_no_folder(
         stdin=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        # As in a terminal: what runs tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     child = int(process.stdout.readline())

@@ -31,6 +31,18 @@ def test_a_mismatch_that_a_rule_names_as_related_is_the_same_fault() -> None:
     assert (9, "HST115 at 9") in [(place.line, place.note) for place in joined.related]
 
 
+def test_two_mismatches_that_surface_at_one_line_are_one_unless_each_has_its_partner() -> None:
+    def at(line: int, by: str = "static", code: str = "HST105") -> Finding:
+        return _finding(code, line, found_by=by, related=(Related("a.py", 20, "meets"),))
+
+    (joined,) = merge([at(11)], [at(9, "rehearsal")])
+    assert (joined.line, joined.found_by) == (11, "both")
+    both = merge([at(8), at(9)], [at(8, "rehearsal"), at(9, "rehearsal")])
+    assert [(f.line, f.found_by) for f in both] == [(8, "both"), (9, "both")]
+    apart = merge([at(8)], [at(8, "rehearsal"), at(9, "rehearsal")])
+    assert [(f.line, f.found_by) for f in apart] == [(8, "both"), (9, "rehearsal")]
+
+
 def test_other_kinds_and_other_lines_stay_apart_and_in_order() -> None:
     static = [_finding("HST120", 9), _finding("HST104", 5)]
     seen = [

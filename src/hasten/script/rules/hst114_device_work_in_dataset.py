@@ -100,21 +100,37 @@ class DeviceWorkInDataset(Rule):
             )  # fmt: skip
         if inside:
             return
+        told: dict[int, list[Seen]] = {}
         for seen in file.facts.all("loader-dev"):
             if _workers(seen) or _pins(seen):
-                tensor = seen.args[0]
-                origin = tensor.origin if isinstance(tensor, Tensor) else None
-                node = origin.node if origin is not None else seen.node
-                why = (
-                    "loader workers are forked processes, in which CUDA cannot be used."
-                    if _workers(seen) else "and pin_memory takes CPU tensors only."
-                )  # fmt: skip
-                yield self.finding(
-                    file, node, f"the data set holds tensors on the device; {why}",
-                    "keep the data set on the CPU and move each batch, or use neither"
-                    " workers nor pin_memory",
-                    related=[(seen.node, "the loader is made here")],
-                )  # fmt: skip
+                told.setdefault(id(seen.node), []).append(seen)
+        for group in told.values():
+            yield self._resident(file, group)
+
+    def _resident(self, file: File, group: list[Seen]) -> Finding:
+        """A loader whose data set holds tensors of the device: one finding for all of them."""
+        loader = group[0]
+        nodes = [
+            tensor.origin.node
+            for seen in group
+            if isinstance(tensor := seen.args[0], Tensor) and tensor.origin is not None
+        ]
+        nodes.sort(key=file.line)
+        why = (
+            "loader workers are forked processes, in which CUDA cannot be used."
+            if _workers(loader)
+            else "and pin_memory takes CPU tensors only."
+        )
+        return self.finding(
+            file,
+            nodes[0] if nodes else loader.node,
+            f"the data set holds tensors on the device; {why}",
+            "keep the data set on the CPU and move each batch, or use no workers and no pinning",
+            related=[
+                (loader.node, "the loader is made here"),
+                *((node, "this one is on the device too") for node in nodes[1:]),
+            ],
+        )
 
     def _inside(self, file: File) -> Iterator[tuple[Seen, Seen | None]]:
         loaders = {id(s.node): s for s in file.facts.all("loader")}
