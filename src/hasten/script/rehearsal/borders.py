@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch.nn.utils import rnn
 
 from hasten.script.rehearsal.collected import Collected
-from hasten.script.rehearsal.modules import Modules
+from hasten.script.rehearsal.modules import ById, Modules
 from hasten.script.rehearsal.origins import Origins
 from hasten.script.rehearsal.places import Territory, source_line
 
@@ -82,9 +81,7 @@ class Habits:
         self._since: set[tuple[str, int]] = set()
         self._moves = self._steps = 0
         self._moved: dict[tuple[str, int], int] = defaultdict(int)
-        self._by_module: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_module: ById[dict[tuple[str, int], int]] = ById()
 
     def install(self) -> None:
         """Watch the cache for the life of this process; after the simulation has begun."""
@@ -106,8 +103,9 @@ class Habits:
         self._since.clear()
         for move in self._modules.moves[self._moves :]:
             module = move.module()
-            if module is not None:
-                counts = self._by_module.setdefault(module, defaultdict(int))
+            if module is not None and move.direct:
+                counts = self._by_module.get(module, defaultdict(int))
+                self._by_module[module] = counts
                 at = move.stack[0].file, move.stack[0].line
                 counts[at] += move.moved
                 self._moved[at] = max(counts[at], self._moved[at])

@@ -121,7 +121,7 @@ class Origins(TorchFunctionMode):
         if self.of(out) is not None or isinstance(out, torch.nn.Parameter):
             return  # no weak reference to a parameter: it could not be moved in place
         origin = Origin(self._territory.stack(sys._getframe(2)), _spoken(func, name))
-        inputs = [known for known in map(self._input, _tensors(args)) if known is not None]
+        inputs = [known for known in map(self._input, tensors_in(args)) if known is not None]
         if inputs:
             roots = {id(r): r for known in inputs for r in known.roots}
             origin.roots = tuple(roots.values())[-_ROOTS:]
@@ -174,7 +174,7 @@ class Origins(TorchFunctionMode):
 
     def loaded(self, batch: Any, number: int, stack: Stack) -> None:
         """Mark the host tensors of a loader's batch as such."""
-        for tensor in _tensors((batch,)):
+        for tensor in tensors_in((batch,)):
             origin = Origin(stack, "DataLoader")
             origin.batch = number
             self._remember(tensor, origin)
@@ -189,19 +189,20 @@ def address(tensor: torch.Tensor) -> int:
             return 0
 
 
-def _tensors(values: Any, depth: int = 4) -> list[torch.Tensor]:
+def tensors_in(values: Any, depth: int = 4) -> list[torch.Tensor]:
+    """The tensors in values of any nesting, also in objects of the user's."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif depth and isinstance(value, (tuple, list)):
-            found.extend(_tensors(value, depth - 1))
+            found.extend(tensors_in(value, depth - 1))
         elif depth and isinstance(value, dict):
-            found.extend(_tensors(value.values(), depth - 1))
+            found.extend(tensors_in(value.values(), depth - 1))
         elif (
             depth and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
         ):
-            found.extend(_tensors(vars(value).values(), depth - 2 if depth > 1 else 0))
+            found.extend(tensors_in(vars(value).values(), depth - 2 if depth > 1 else 0))
     return found
 
 
