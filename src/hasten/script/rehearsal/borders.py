@@ -72,6 +72,29 @@ class Borders:
         torch.nn.utils.rnn.pack_padded_sequence = pack
 
 
+def watch_parallel(territory: Territory, collected: Collected) -> None:
+    """Watch what `nn.DataParallel` gives to each device, for the life of this process."""
+    plain: Any = torch.nn.DataParallel.scatter
+
+    def scatter(this: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        given = plain(this, inputs, kwargs, device_ids)
+        parts = len(given[0])
+        stack = territory.stack(sys._getframe(1))
+        if stack and parts < len(device_ids):
+            collected.add(
+                "HST142",
+                stack[0].file,
+                stack[0].line,
+                f"DataParallel has {len(device_ids)} devices and the batch fills {parts}: the "
+                "others wait.",
+                fix="a batch of at least as many samples as there are devices",
+                severity="warning",
+            )
+        return given
+
+    torch.nn.DataParallel.scatter = scatter  # type: ignore[method-assign, assignment]
+
+
 class Habits:
     """Costly habits in the loop: emptying the cache, moving the model."""
 
