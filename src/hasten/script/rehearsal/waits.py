@@ -30,7 +30,7 @@ _TURNS = 2  # turns between steps in which a wait must be seen
 _SMALL = 4096  # bytes of a copy that are not worth a word
 
 
-_Wait = tuple[str, int, str, bool]  # file, line, what waits, whether within no_grad
+_Wait = tuple[str, int, str, bool]  # file, line, what waits, whether it is a suggestion alone
 
 
 class _Turn:
@@ -79,10 +79,11 @@ class Waits:
         if "/torch/" in file and not self._territory.holds(file):
             return  # torch's own, as the scaler's
         stack = self._territory.stack(frame)
-        evaluating = not torch.is_grad_enabled()
+        # A library's own waits, as a trainer's, are not the user's to mend.
+        mild = not torch.is_grad_enabled() or not self._territory.holds(file)
         if stack:
             for turn in self._now.values():
-                turn.waits[stack[0].file, stack[0].line, WAITS[func], evaluating] += 1
+                turn.waits[stack[0].file, stack[0].line, WAITS[func], mild] += 1
 
     def _moved(self, origin: Origin, place: Place) -> None:
         if origin.place is None or self.quiet:
@@ -139,9 +140,7 @@ class Waits:
                     told.add(line)
                     self._tell_copies(*line, copies)
 
-    def _tell_wait(
-        self, file: str, line: int, kind: str, evaluating: bool, counts: list[int]
-    ) -> None:
+    def _tell_wait(self, file: str, line: int, kind: str, mild: bool, counts: list[int]) -> None:
         times = "time" if max(counts) == 1 else "times"
         self._collected.add(
             "HST120",
@@ -150,7 +149,7 @@ class Waits:
             f"{kind} makes the step wait for the device, {max(counts)} {times} a step: "
             f"`{source_line(file, line)}`.",
             fix="keep the value on the device (loss.detach()) and read it every N steps",
-            severity="suggestion" if evaluating else "warning",
+            severity="suggestion" if mild else "warning",
             count=sum(counts),
         )
 
