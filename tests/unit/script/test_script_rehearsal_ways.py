@@ -302,3 +302,28 @@ def test_a_device_fault_in_a_module_beside_the_script_is_reported_there(folder: 
     outcome, _ = run(folder, text)
     assert [(f.file, f.line, f.count) for f in outcome.findings] == [("net.py", 10, 3)]
     assert set(outcome.files) == {"net.py", "script.py"}
+
+
+def test_devices_without_work_under_data_parallel(folder: Path) -> None:
+    text = (
+        "import torch\nfrom torch import nn\n"
+        "net = nn.DataParallel(nn.Linear(3, 1).cuda())\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n    opt.zero_grad()\n"
+        "    net(torch.ones(2, 3, device='cuda')).sum().backward()\n    opt.step()\n"
+    )
+    outcome, _ = run(folder, text, devices=4)
+    assert [(f.code, f.line) for f in outcome.findings] == [("HST142", 7)]
+    outcome, _ = run(folder, text, devices=2)
+    assert outcome.findings == ()
+
+
+def test_what_is_made_on_the_cpu_and_moved_in_each_step_is_suggested(folder: Path) -> None:
+    text = TRAINING + (
+        "for _ in range(9):\n"
+        "    noise = torch.randn(2, 4)\n"
+        "    loss = model(noise.cuda()).mean()\n"
+        "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+    )
+    outcome, _ = run(folder, text)
+    assert [(f.code, f.line, f.severity) for f in outcome.findings] == [("HST137", 9, "suggestion")]

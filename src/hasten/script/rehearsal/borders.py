@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch.nn.utils import rnn
 
 from hasten.script.rehearsal.collected import Collected
-from hasten.script.rehearsal.modules import Modules
+from hasten.script.rehearsal.modules import ById, Modules
 from hasten.script.rehearsal.origins import Origins
 from hasten.script.rehearsal.places import Territory, source_line
 
@@ -73,6 +72,29 @@ class Borders:
         torch.nn.utils.rnn.pack_padded_sequence = pack
 
 
+def watch_parallel(territory: Territory, collected: Collected) -> None:
+    """Watch what `nn.DataParallel` gives to each device, for the life of this process."""
+    plain: Any = torch.nn.DataParallel.scatter
+
+    def scatter(this: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        given = plain(this, inputs, kwargs, device_ids)
+        parts = len(given[0])
+        stack = territory.stack(sys._getframe(1))
+        if stack and parts < len(device_ids):
+            collected.add(
+                "HST142",
+                stack[0].file,
+                stack[0].line,
+                f"DataParallel has {len(device_ids)} devices and the batch fills {parts}: the "
+                "others wait.",
+                fix="a batch of at least as many samples as there are devices",
+                severity="warning",
+            )
+        return given
+
+    torch.nn.DataParallel.scatter = scatter  # type: ignore[method-assign, assignment]
+
+
 class Habits:
     """Costly habits in the loop: emptying the cache, moving the model."""
 
@@ -82,9 +104,7 @@ class Habits:
         self._since: set[tuple[str, int]] = set()
         self._moves = self._steps = 0
         self._moved: dict[tuple[str, int], int] = defaultdict(int)
-        self._by_module: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_module: ById[dict[tuple[str, int], int]] = ById()
 
     def install(self) -> None:
         """Watch the cache for the life of this process; after the simulation has begun."""
@@ -106,8 +126,9 @@ class Habits:
         self._since.clear()
         for move in self._modules.moves[self._moves :]:
             module = move.module()
-            if module is not None:
-                counts = self._by_module.setdefault(module, defaultdict(int))
+            if module is not None and move.direct:
+                counts = self._by_module.get(module, defaultdict(int))
+                self._by_module[module] = counts
                 at = move.stack[0].file, move.stack[0].line
                 counts[at] += move.moved
                 self._moved[at] = max(counts[at], self._moved[at])

@@ -107,6 +107,8 @@ class Rehearsal:
             self._tell()
 
     def _install(self) -> None:
+        from hasten.script.rehearsal.borders import watch_parallel
+
         self._watch_ends()
         self.modules.install(self.evaluation.called)
         self.steps.install(self.causes)
@@ -121,6 +123,7 @@ class Rehearsal:
         self.loaders.install()
         self.borders.install()
         self.habits.install()
+        watch_parallel(self.territory, self.collected)
         if self.overlay is not None:
             self.overlay.install()
         self.saving.install()

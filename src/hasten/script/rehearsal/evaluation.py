@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hasten.script.rehearsal.collected import Collected
+from hasten.script.rehearsal.modules import ById
 from hasten.script.rehearsal.places import Stack
 
 _WALK = 3000  # nodes of a graph that are looked at
@@ -33,7 +34,7 @@ class Evaluation:
         self._collected, self._modules = collected, modules
         self._sites: dict[tuple[str, int], _Site] = {}
         self._outputs: dict[Any, _Site] = {}
-        self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._trained: ById[bool] = ById()
 
     def called(self, module: nn.Module, out: Any, stack: Stack) -> None:
         """Told after each outermost call of a module."""
@@ -67,7 +68,7 @@ class Evaluation:
                 met.trained = True
                 module = met.module()
                 if module is not None:
-                    self._trained.add(module)
+                    self._trained[module] = True
             todo.extend(following for following, _ in node.next_functions)
 
     def step(self, optimizer: Any, stack: Stack) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hasten.script.rehearsal.collected import Collected
-from hasten.script.rehearsal.origins import Origins, address
+from hasten.script.rehearsal.origins import Origins, address, tensors_in
 from hasten.script.rehearsal.places import Place, Stack, Territory
 
 _LONG_S = 5.0  # seconds that a loader without steps may take
@@ -148,7 +148,7 @@ class Loaders:
             )
         finally:
             self._fetching = outer
-        use.samples += loader.batch_size or 1
+        use.samples += _samples(loader, batch)
         use.operations += self._origins.calls - calls
         self._batches += 1
         self._origins.loaded(batch, self._batches, stack)
@@ -235,6 +235,14 @@ class Loaders:
             fix="num_workers=... and persistent_workers=True",
             severity="warning",
         )
+
+
+def _samples(loader: Any, batch: Any) -> int:
+    """How many samples a batch holds, as far as that can be seen."""
+    if loader.batch_size:
+        return int(loader.batch_size)
+    first = next(iter(tensors_in((batch,))), None)
+    return len(first) if first is not None and first.dim() else 1
 
 
 def _in_this_process(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:

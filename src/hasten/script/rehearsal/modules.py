@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from hasten.script.rehearsal.places import Place, Stack, Territory
 
+_Value = TypeVar("_Value")
+
+
+class ById(Generic[_Value]):
+    """A table of live objects by identity, for those that hash and compare in ways of their own."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], _Value]] = {}
+
+    def __setitem__(self, key: Any, value: _Value) -> None:
+        number, entries = id(key), self._entries
+        entries[number] = weakref.ref(key, lambda _: entries.pop(number, None)), value
+
+    def get(self, key: Any, default: _Value) -> _Value:
+        """The value of an object."""
+        entry = self._entries.get(id(key))
+        return default if entry is None else entry[1]
+
+    def __contains__(self, key: Any) -> bool:
+        return id(key) in self._entries
+
+    def keys(self) -> list[Any]:
+        """The objects that are alive."""
+        return [
+            key for key in (ref() for ref, _ in list(self._entries.values())) if key is not None
+        ]
+
 
 class Move:
     """One `.to`, `.cuda` or `.cpu` of a module."""
 
-    __slots__ = ("module", "moved", "stack", "target")
+    __slots__ = ("direct", "module", "moved", "stack", "target")
 
-    def __init__(self, module: nn.Module, stack: Stack, moved: bool, target: str) -> None:
+    def __init__(
+        self, module: nn.Module, stack: Stack, moved: bool, target: str, direct: bool
+    ) -> None:
         self.module, self.stack = weakref.ref(module), stack
+        self.direct = direct  # asked for by the user's own code, not by a library
         self.moved, self.target = moved, target
 
 
@@ -27,7 +57,7 @@ class Modules:
 
     def __init__(self, territory: Territory) -> None:
         self._territory = territory
-        self._built: weakref.WeakKeyDictionary[nn.Module, Stack] = weakref.WeakKeyDictionary()
+        self._built: ById[Stack] = ById()
         self.moves: list[Move] = []
         self.depth = 0  # calls of modules that are running
         self.moving = 0
@@ -47,11 +77,13 @@ class Modules:
 
         def init(this: nn.Module, *args: Any, **kwargs: Any) -> None:
             plain_init(this, *args, **kwargs)
-            built.setdefault(this, stack(sys._getframe(1)))
+            if this not in built:
+                built[this] = stack(sys._getframe(1))
 
         def set_state(this: nn.Module, state: Any) -> None:
             plain_state(this, state)  # type: ignore[no-untyped-call]
-            built.setdefault(this, stack(sys._getframe(1)))
+            if this not in built:
+                built[this] = stack(sys._getframe(1))
 
         def call(this: nn.Module, *args: Any, **kwargs: Any) -> Any:
             self.depth += 1
@@ -80,14 +112,15 @@ class Modules:
             stack = self._territory.stack(sys._getframe(1))
             after = device_of(this)
             if stack and after is not None:
-                self.moves.append(Move(this, stack, before != after, after))
+                direct = self._territory.holds(sys._getframe(1).f_code.co_filename)
+                self.moves.append(Move(this, stack, before != after, after, direct))
             return out
 
         return move
 
     def alive(self) -> list[nn.Module]:
         """All modules that are alive."""
-        return list(self._built)
+        return self._built.keys()
 
     def built(self, module: nn.Module) -> Stack:
         """Where a module was built; empty where that is not known."""

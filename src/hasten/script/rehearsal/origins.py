@@ -26,16 +26,18 @@ class Origin:
         roots: the origins without inputs that it was computed from; itself where it is one.
         parameter: whether a module's parameter went into it.
         batch: number of the loader's batch that it belongs to, or None.
+        born: number of the call that made it.
         moved: where it was copied to the device, and whether the copy was ever used.
     """
 
-    __slots__ = ("__weakref__", "batch", "how", "moved", "parameter", "roots", "stack")
+    __slots__ = ("__weakref__", "batch", "born", "how", "moved", "parameter", "roots", "stack")
 
     def __init__(self, stack: Stack, how: str) -> None:
         self.stack, self.how = stack, how
         self.roots: tuple[Origin, ...] = (self,)
         self.parameter = False
         self.batch: int | None = None
+        self.born = 0
         self.moved: list[Moved] = []
 
     @property
@@ -71,6 +73,8 @@ class Origins(TorchFunctionMode):
         self.special: dict[Any, Special] = {}
         # Told of each result that lies on the device, while this is not None.
         self.on_device_result: Callable[[Any, tuple[Any, ...]], None] | None = None
+        # Told of each host tensor without inputs that is copied to the device, and where.
+        self.on_move: Callable[[Origin, Place], None] | None = None
         self.calls = 0
         self.arrived: dict[int, Place] = {}  # device memory to where it was copied to
         self.batch_moves: dict[int, Place] = {}  # where a batch's first part was moved
@@ -121,7 +125,8 @@ class Origins(TorchFunctionMode):
         if self.of(out) is not None or isinstance(out, torch.nn.Parameter):
             return  # no weak reference to a parameter: it could not be moved in place
         origin = Origin(self._territory.stack(sys._getframe(2)), _spoken(func, name))
-        inputs = [known for known in map(self._input, _tensors(args)) if known is not None]
+        origin.born = self.calls
+        inputs = [known for known in map(self._input, tensors_in(args)) if known is not None]
         if inputs:
             roots = {id(r): r for known in inputs for r in known.roots}
             origin.roots = tuple(roots.values())[-_ROOTS:]
@@ -149,6 +154,8 @@ class Origins(TorchFunctionMode):
         if origin is None or not stack:
             return
         moved = Moved(stack[0])
+        if self.on_move is not None and origin.roots[0] is origin and origin.batch is None:
+            self.on_move(origin, stack[0])
         if origin.batch is not None:
             self.batch_moves.setdefault(origin.batch, stack[0])
             while len(self.batch_moves) > _BATCHES:
@@ -174,7 +181,7 @@ class Origins(TorchFunctionMode):
 
     def loaded(self, batch: Any, number: int, stack: Stack) -> None:
         """Mark the host tensors of a loader's batch as such."""
-        for tensor in _tensors((batch,)):
+        for tensor in tensors_in((batch,)):
             origin = Origin(stack, "DataLoader")
             origin.batch = number
             self._remember(tensor, origin)
@@ -189,19 +196,20 @@ def address(tensor: torch.Tensor) -> int:
             return 0
 
 
-def _tensors(values: Any, depth: int = 4) -> list[torch.Tensor]:
+def tensors_in(values: Any, depth: int = 4) -> list[torch.Tensor]:
+    """The tensors in values of any nesting, also in objects of the user's."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif depth and isinstance(value, (tuple, list)):
-            found.extend(_tensors(value, depth - 1))
+            found.extend(tensors_in(value, depth - 1))
         elif depth and isinstance(value, dict):
-            found.extend(_tensors(value.values(), depth - 1))
+            found.extend(tensors_in(value.values(), depth - 1))
         elif (
             depth and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
         ):
-            found.extend(_tensors(vars(value).values(), depth - 2 if depth > 1 else 0))
+            found.extend(tensors_in(vars(value).values(), depth - 2 if depth > 1 else 0))
     return found
 
 

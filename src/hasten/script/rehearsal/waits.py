@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from hasten.script.rehearsal.collected import Collected
-from hasten.script.rehearsal.origins import Origins
-from hasten.script.rehearsal.places import Stack, Territory, source_line
+from hasten.script.rehearsal.origins import Origin, Origins
+from hasten.script.rehearsal.places import Place, Stack, Territory, source_line
 
 _T = torch.Tensor
 WAITS: dict[Any, str] = {
@@ -30,14 +30,15 @@ _TURNS = 2  # turns between steps in which a wait must be seen
 _SMALL = 4096  # bytes of a copy that are not worth a word
 
 
-_Wait = tuple[str, int, str, bool]  # file, line, what waits, whether within no_grad
+_Wait = tuple[str, int, str, bool]  # file, line, what waits, whether it is a suggestion alone
 
 
 class _Turn:
     """From one step of an optimizer to its next."""
 
-    def __init__(self, frame: int, events: int) -> None:
-        self.frame, self.events = frame, events
+    def __init__(self, frame: int, events: int, calls: int) -> None:
+        self.frame, self.events, self.calls = frame, events, calls
+        self.made: set[tuple[str, int]] = set()  # lines that move what was made in this turn
         self.waits: Counter[_Wait] = Counter()
 
 
@@ -45,7 +46,9 @@ class Waits:
     """Counts by line, between one step and the next of one optimizer."""
 
     def __init__(self, territory: Territory, origins: Origins, collected: Collected) -> None:
-        self._territory, self._collected = territory, collected
+        self._territory, self._origins, self._collected = territory, origins, collected
+        origins.on_move = self._moved
+        self._made: dict[tuple[str, int], Counter[tuple[str, int]]] = defaultdict(Counter)
         # What was seen since the last step of each optimizer, and the call that steps it.
         self._now: dict[int, _Turn] = {}
         # By the line that steps: turns in all, and the counts of each line in each turn.
@@ -76,10 +79,18 @@ class Waits:
         if "/torch/" in file and not self._territory.holds(file):
             return  # torch's own, as the scaler's
         stack = self._territory.stack(frame)
-        evaluating = not torch.is_grad_enabled()
+        # A library's own waits, as a trainer's, are not the user's to mend.
+        mild = not torch.is_grad_enabled() or not self._territory.holds(file)
         if stack:
             for turn in self._now.values():
-                turn.waits[stack[0].file, stack[0].line, WAITS[func], evaluating] += 1
+                turn.waits[stack[0].file, stack[0].line, WAITS[func], mild] += 1
+
+    def _moved(self, origin: Origin, place: Place) -> None:
+        if origin.place is None or self.quiet:
+            return
+        for turn in self._now.values():
+            if origin.born > turn.calls:
+                turn.made.add((place.file, place.line))
 
     def step(self, optimizer: Any, stack: Stack) -> None:
         """Told before each step: closes a turn where the same call stepped before."""
@@ -91,9 +102,10 @@ class Waits:
             self._turns[place] += 1
             for wait, count in before.waits.items():
                 self._seen[place][wait].append(count)
+            self._made[place].update(before.made)
             for line, made in self._copies_since(before.events).items():
                 self._copies[place][line].append(made)
-        self._now[id(optimizer)] = _Turn(stack[0].frame, len(self._events))
+        self._now[id(optimizer)] = _Turn(stack[0].frame, len(self._events), self._origins.calls)
 
     def _copies_since(self, index: int) -> dict[tuple[str, int], list[Any]]:
         found: dict[tuple[str, int], list[Any]] = defaultdict(list)
@@ -112,14 +124,23 @@ class Waits:
                 if len(counts) >= turns and wait not in told:
                     told.add(wait)
                     self._tell_wait(*wait, counts)
+            for line, count in self._made[place].items():
+                if count >= turns and line not in told:
+                    told.add(line)
+                    self._collected.add(
+                        "HST137",
+                        *line,
+                        "what is moved here is made on the CPU in the same step.",
+                        fix="make it on the device: torch.randn(..., device=device)",
+                        severity="suggestion",
+                        count=count,
+                    )
             for line, copies in self._copies[place].items():
                 if len(copies) >= turns and line not in told:
                     told.add(line)
                     self._tell_copies(*line, copies)
 
-    def _tell_wait(
-        self, file: str, line: int, kind: str, evaluating: bool, counts: list[int]
-    ) -> None:
+    def _tell_wait(self, file: str, line: int, kind: str, mild: bool, counts: list[int]) -> None:
         times = "time" if max(counts) == 1 else "times"
         self._collected.add(
             "HST120",
@@ -128,7 +149,7 @@ class Waits:
             f"{kind} makes the step wait for the device, {max(counts)} {times} a step: "
             f"`{source_line(file, line)}`.",
             fix="keep the value on the device (loss.detach()) and read it every N steps",
-            severity="suggestion" if evaluating else "warning",
+            severity="suggestion" if mild else "warning",
             count=sum(counts),
         )
 
