@@ -60,11 +60,11 @@ class Rehearsal:
         self.loops = Loops(request.steps, lambda: self.modules.depth > 0)
         self.origins = Origins(self.territory)
         self.causes = Causes(self.territory, self.origins, self.modules, self.collected)
-        self.waits = Waits(self.territory, self.origins, self.collected)
+        self.waits = Waits(self.territory, self.origins, self.collected, self.loops)
         self.steps = Steps(self.territory, self.loops, self.modules, self.collected, self._quietly)
         self.evaluation = Evaluation(self.collected, self.modules)
         self.loaders = Loaders(
-            self.territory, self.origins, self.collected, request.steps, lambda: self.steps.count
+            self.territory, self.origins, self.collected, request.steps, lambda: self.steps.rounds
         )
         self.borders = Borders(self.territory, self.origins, self.collected, self._quietly)
         self.habits = Habits(self.territory, self.modules, self.collected)

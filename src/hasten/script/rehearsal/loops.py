@@ -42,10 +42,12 @@ class Loops:
         self._inside_module = inside_module
         self._running: dict[int, dict[int, Loop]] = {}
         self.cut: set[tuple[str, int]] = set()
+        self.innermost: Loop | None = None  # around the newest step
 
     def step(self, frame: FrameType | None, optimizer: int) -> None:
         """Count an optimizer's step for every loop around the calling frames."""
         loops = self._around(frame)
+        self.innermost = loops[0] if loops else None
         for index, loop in enumerate(loops):
             if index:
                 loop.inner += 1

@@ -38,6 +38,8 @@ class Steps:
         self._territory, self._loops, self._modules = territory, loops, modules
         self._collected, self._quietly = collected, quietly
         self.count = 0
+        self.rounds = 0  # in each of which every optimizer steps once at most
+        self._round: set[int] = set()
         self.listeners: list[Any] = []  # called with (optimizer, stack) before each step
         self._made: weakref.WeakKeyDictionary[Optimizer, Stack] = weakref.WeakKeyDictionary()
         self._loaded: weakref.WeakKeyDictionary[Optimizer, Stack] = weakref.WeakKeyDictionary()
@@ -189,6 +191,10 @@ class Steps:
         stack = self._territory.stack(sys._getframe(1))
         self._loops.step(sys._getframe(1), id(optimizer))
         self.count += 1
+        if not self.rounds or id(optimizer) in self._round:
+            self.rounds += 1
+            self._round.clear()
+        self._round.add(id(optimizer))
         self._running.append(optimizer)
         if optimizer not in self._stepped and optimizer not in self._loaded and optimizer.state:
             self._born_with_state.add(optimizer)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hasten.script.rehearsal.collected import Collected
+from hasten.script.rehearsal.loops import Loop, Loops
 from hasten.script.rehearsal.origins import Origin, Origins
 from hasten.script.rehearsal.places import Place, Stack, Territory, source_line
 
@@ -36,8 +37,8 @@ _Wait = tuple[str, int, str, bool]  # file, line, what waits, whether it is a su
 class _Turn:
     """From one step of an optimizer to its next."""
 
-    def __init__(self, frame: int, events: int, calls: int) -> None:
-        self.frame, self.events, self.calls = frame, events, calls
+    def __init__(self, loop: Loop | None, events: int, calls: int) -> None:
+        self.loop, self.events, self.calls = loop, events, calls
         self.made: set[tuple[str, int]] = set()  # lines that move what was made in this turn
         self.waits: Counter[_Wait] = Counter()
 
@@ -45,8 +46,11 @@ class _Turn:
 class Waits:
     """Counts by line, between one step and the next of one optimizer."""
 
-    def __init__(self, territory: Territory, origins: Origins, collected: Collected) -> None:
+    def __init__(
+        self, territory: Territory, origins: Origins, collected: Collected, loops: Loops
+    ) -> None:
         self._territory, self._origins, self._collected = territory, origins, collected
+        self._loops = loops
         origins.on_move = self._moved
         self._made: dict[tuple[str, int], Counter[tuple[str, int]]] = defaultdict(Counter)
         # What was seen since the last step of each optimizer, and the call that steps it.
@@ -98,14 +102,16 @@ class Waits:
             return
         place = stack[0].file, stack[0].line
         before = self._now.get(id(optimizer))
-        if before is not None and before.frame == stack[0].frame:
+        if before is not None and before.loop is self._loops.innermost:
             self._turns[place] += 1
             for wait, count in before.waits.items():
                 self._seen[place][wait].append(count)
             self._made[place].update(before.made)
             for line, made in self._copies_since(before.events).items():
                 self._copies[place][line].append(made)
-        self._now[id(optimizer)] = _Turn(stack[0].frame, len(self._events), self._origins.calls)
+        self._now[id(optimizer)] = _Turn(
+            self._loops.innermost, len(self._events), self._origins.calls
+        )
 
     def _copies_since(self, index: int) -> dict[tuple[str, int], list[Any]]:
         found: dict[tuple[str, int], list[Any]] = defaultdict(list)
