@@ -121,11 +121,13 @@ def own_loop(model: nn.Module, batches: Batches) -> float:
     return run.history[0].seconds
 
 
-def accelerate(model: nn.Module, batches: Batches) -> float:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=DEVICE.type == "cpu")
-    model, optimizer = accelerator.prepare(model, optimizer_of(model))
+def lesson_loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    backward: Callable[[torch.Tensor], None],
+) -> float:
+    """The plain loop's body with a peer's own backward call; seconds."""
     loss_of = nn.CrossEntropyLoss()
     model.train()
     began = time.perf_counter()
@@ -133,12 +135,20 @@ def accelerate(model: nn.Module, batches: Batches) -> float:
     for data, labels in batches:
         data, labels = data.to(DEVICE), labels.to(DEVICE)
         loss = loss_of(model(data), labels)
-        accelerator.backward(loss)
+        backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         total += loss.detach()
     total.item()
     return time.perf_counter() - began
+
+
+def accelerate(model: nn.Module, batches: Batches) -> float:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=DEVICE.type == "cpu")
+    model, optimizer = accelerator.prepare(model, optimizer_of(model))
+    return lesson_loop(model, optimizer, batches, accelerator.backward)
 
 
 def fabric(model: nn.Module, batches: Batches) -> float:
@@ -146,19 +156,7 @@ def fabric(model: nn.Module, batches: Batches) -> float:
 
     lightning = Fabric(accelerator=DEVICE.type, devices=1)
     model, optimizer = lightning.setup(model, optimizer_of(model))
-    loss_of = nn.CrossEntropyLoss()
-    model.train()
-    began = time.perf_counter()
-    total = torch.zeros((), device=DEVICE)
-    for data, labels in batches:
-        data, labels = data.to(DEVICE), labels.to(DEVICE)
-        loss = loss_of(model(data), labels)
-        lightning.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        total += loss.detach()
-    total.item()
-    return time.perf_counter() - began
+    return lesson_loop(model, optimizer, batches, lightning.backward)
 
 
 def lightning_trainer(model: nn.Module, batches: Batches, *, watched: bool = False) -> float:
