@@ -14,7 +14,7 @@ _MEANING = {
     "resident": "the whole data set lies on the device; a batch is an indexed copy there",
     "gather": "the data set is tensors in host memory; a batch is one indexed copy of each",
     "threads": "a pool of threads makes samples, whose work releases the interpreter lock",
-    "processes": "worker processes (PyTorch's own) make batches and pass them in shared memory",
+    "processes": "worker processes make batches and pass them in shared memory",
     "inline": "batches are made sample by sample when the loop asks for them",
 }
 

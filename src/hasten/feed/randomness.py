@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.worker import _generate_state
 
 TORCH, PYTHON, NUMPY = "torch", "random", "numpy"
 ALL = frozenset({TORCH, PYTHON, NUMPY})
@@ -70,6 +71,18 @@ def touched(before: State) -> frozenset[str]:
         if not same:
             changed.add(name)
     return frozenset(changed)
+
+
+def seed_worker(base: int, worker: int) -> None:
+    """Seed all three as PyTorch seeds them in the worker processes of a DataLoader.
+
+    Args:
+        base: the number that the DataLoader drew for the epoch.
+        worker: its number, from 0.
+    """
+    random.seed(base + worker)
+    torch.default_generator.manual_seed(base + worker)
+    np.random.seed(_generate_state(base, worker))  # type: ignore[no-untyped-call]
 
 
 class _NumpyState:

@@ -261,7 +261,7 @@ class Maker:
             name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
             return (
                 f"collate_fn {name} raised {type(error).__name__}: {error} "
-                f"on the samples {_short(indices)}"
+                f"on the samples {short(indices)}"
             )
         for index, sample in zip(indices, samples, strict=False):
             if sample is None:
@@ -277,7 +277,7 @@ class Maker:
                     f"{index!r} is {_shape(sample)}; bring them to one shape, or give a "
                     "collate_fn that pads them"
                 )
-        return f"the samples {_short(indices)} could not be collated: {error}"
+        return f"the samples {short(indices)} could not be collated: {error}"
 
 
 def _number(index: Any) -> int:
@@ -292,7 +292,8 @@ def _last_frame(error: Exception) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-def _short(indices: Sequence[Any]) -> str:
+def short(indices: Sequence[Any]) -> str:
+    """The first few indices of a batch, for a message."""
     text = ", ".join(repr(index) for index in indices[:4])
     return f"{text}, … ({len(indices)})" if len(indices) > 4 else text
 

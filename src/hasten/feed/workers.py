@@ -1,135 +1,37 @@
-"""Batches from worker processes: PyTorch's own DataLoader workers, given hasten's jobs."""
+"""The plan `processes`: batches from worker processes, which are replaced when they die."""
 
 from __future__ import annotations
 
-import re
-import signal
-import traceback
-from collections.abc import Callable, Generator, Iterator
+import logging
+from collections import deque
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch.utils.data._utils import signal_handling
 
 from hasten.errors import DataError, UsageError
-from hasten.feed import randomness
-from hasten.feed.keys import WORKERS, mix, workers_generator
+from hasten.feed.compare import identical
+from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
-from hasten.feed.samples import Made, Maker
+from hasten.feed.pool import DiedError, Pool, Work
+from hasten.feed.samples import Maker, short
 from hasten.feed.sources import Item, Report
+from hasten.feed.work import Beginning, MapWork, Piece, RemoteError, StreamWork
 
-Job = tuple[int, int, Any]
-"""(epoch, number of the batch, its indices): what travels to a worker."""
+_log = logging.getLogger("hasten.feed")
 
-
-_ON_HOST = (
-    "Worker processes share no accelerator: leave samples on the host, and let "
-    "Loader(...).to(device) move the batches"
-)
-
-
-class RemoteError(Exception):
-    """The traceback of a worker process, as text: the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
-
-
-class _Worker:
-    """The data set that DataLoader's workers see: an index is a job, a sample is a batch."""
-
-    def __init__(self, maker: Maker) -> None:
-        self._maker = maker
-
-    def __getitem__(self, job: Job) -> Made:
-        epoch, number, indices = job
-        if _start_failure is not None:
-            return Made(number, failure=_start_failure)
-        try:
-            made = self._maker.make(epoch, number, indices)
-        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
-            return Made(number, failure=(_said(error), traceback.format_exc()))
-        device = _device_tensor(made.batch)
-        if device:
-            made.batch = None
-            made.failure = (
-                f"a worker process made a tensor on {device}. {_ON_HOST}",
-                "",
-            )
-        return made
-
-
-class _StreamWorker(IterableDataset[Any]):
-    """The stream that DataLoader's workers see: begun once an epoch."""
-
-    def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        if _start_failure is not None:
-            raise DataError(_start_failure[0])
-        worker = get_worker_info()
-        assert worker is not None
-        randomness.seed(mix(self._seed, self._epoch, WORKERS, worker.id))
-        self._epoch += 1
-        return iter(self._dataset)
-
-
-class _Start:
-    """What a worker does first; a failure of the user's worker_init_fn is kept for a batch.
-
-    Ctrl-C goes to every process of the terminal, but what becomes of the run is for the main one
-    to say. A handler of SIGTERM that came with the fork is the main one's too.
-    """
-
-    def __init__(self, function: Callable[[int], None] | None) -> None:
-        self._function = function
-
-    def __call__(self, worker: int) -> None:
-        global _start_failure  # one a process, and this process is a worker
-        _start_failure = None
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._function is None:
-            return
-        try:
-            self._function(worker)
-        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
-            name = getattr(self._function, "__name__", type(self._function).__name__)
-            _start_failure = (
-                f"worker_init_fn {name} raised {type(error).__name__} in worker {worker}: {error}",
-                traceback.format_exc(),
-            )
-
-
-_start_failure: tuple[str, str] | None = None
-
-
-class _Jobs:
-    """The sampler that DataLoader sees; remembers the indices of the jobs on their way."""
-
-    def __init__(self) -> None:
-        self._todo: Iterator[Job] = iter(())
-        self.indices: dict[int, Any] = {}
-
-    def start(self, order: Order, epoch: int, first: int) -> None:
-        self.indices = {}
-        numbered = enumerate(order.batches(epoch, first), first)
-        self._todo = ((epoch, number, indices) for number, indices in numbered)
-
-    def __iter__(self) -> Iterator[Job]:
-        for job in self._todo:
-            self.indices[job[1]] = job[2]
-            yield job
+_MOST_DEATHS = 3
+"""Workers that may die at one batch, before it is held to be the batch's fault."""
 
 
 class Processes:
-    """The plan `processes`."""
+    """Worker processes make whole batches, in turn; what they get shows no trace of who made it.
+
+    A worker that dies is replaced, and its batches are made again from the first that has not
+    come: order and randomness follow from seed, epoch and index, so nothing is lost or twice.
+    """
 
     def __init__(
         self, options: Options, plan: Plan, maker: Maker, order: Order | None, report: Report
@@ -139,149 +41,294 @@ class Processes:
         self._maker = maker
         self._order = order
         self._report = report
-        self._persistent = bool(options.persistent_workers)
-        self._lasting: tuple[DataLoader[Any], _Jobs] | None = None
-        self._lasting_epoch = 0
-
-    def _build(self, jobs: _Jobs, epoch: int) -> DataLoader[Any]:
-        options, plan = self._options, self._plan
-        common: dict[str, Any] = {
-            "num_workers": plan.workers,
-            "pin_memory": plan.pinned,
-            "timeout": options.timeout,
-            "multiprocessing_context": options.multiprocessing_context,
-            "prefetch_factor": max(1, plan.prefetch_batches // plan.workers),
-            "persistent_workers": self._persistent,
-        }
-        start = _Start(options.worker_init_fn)
-        if self._order is None:
-            return DataLoader(
-                _StreamWorker(options.dataset, self._maker.seed, epoch),
-                batch_size=options.batch_size,
-                drop_last=options.drop_last,
-                collate_fn=options.collate_fn,
-                worker_init_fn=start,
-                **common,
-            )
-        return DataLoader(
-            _Worker(self._maker),  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=jobs,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]
-            worker_init_fn=start,
-            **common,
-        )
+        self._each = max(1, plan.prefetch_batches // plan.workers)
+        self._lasting: Pool | None = None
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        if self._order is None and epoch != self._lasting_epoch + 1:
-            self.close()  # the workers' copies of a stream count epochs themselves
-        jobs = _Jobs()
-        loader, jobs = self._lasting or (self._build(jobs, epoch), jobs)
-        if self._persistent:
-            self._lasting, self._lasting_epoch = (loader, jobs), epoch
-        loader.generator = workers_generator(self._maker.seed, epoch)
-        if self._order is not None:
-            jobs.start(self._order, epoch, first)
-        running: Any = None
+        pool, self._lasting = self._lasting or self._started(epoch), None
+        whole = False
         try:
-            running = self._start_workers(loader)
             if self._order is None:
-                yield from self._stream(running, first)
+                yield from self._stream(pool, epoch, first)
             else:
-                yield from self._made(running, jobs)
-        except BaseException:
-            self.close()  # persistent workers too: what they were sent is of no use any more
-            raise
+                yield from self._made(pool, self._order, epoch, first)
+            whole = True
         finally:
-            if not self._persistent:
-                _shut(running)
-
-    def _start_workers(self, loader: DataLoader[Any]) -> Any:
-        try:
-            running: Any = iter(loader)
-        except Exception as error:
-            if "pickl" in f"{type(error).__name__} {error}".lower():
-                raise _unpicklable(error, self._options.dataset) from error
-            raise
-        if running._worker_pids_set:
-            # DataLoader's handler of SIGCHLD would raise at whatever line the training step is,
-            # and leave it half done. Without it, next() finds a dead worker within 5 s.
-            signal_handling._remove_worker_pids(id(running))  # type: ignore[attr-defined]
-            running._worker_pids_set = False
-        return running
-
-    def _made(self, running: Iterator[Made], jobs: _Jobs) -> Iterator[Item]:
-        while True:
-            try:
-                made = next(running)
-            except StopIteration:
-                return
-            except (RuntimeError, OSError, EOFError) as error:
-                trouble = _worker_trouble(error, self._options.timeout, running)
-                if trouble is None:
-                    raise
-                raise DataError(trouble) from error
-            indices = jobs.indices.pop(made.number)
-            if made.failure is not None:
-                message, text = made.failure
-                raise DataError(message) from (RemoteError(text) if text else None)
-            for index, message in made.skipped:
-                self._report(index, message)
-            if not made.empty:
-                yield made.number, made.batch, indices if made.kept is None else made.kept
-
-    def _stream(self, running: Iterator[Any], first: int) -> Generator[Item, None, None]:
-        number = 0
-        while True:
-            try:
-                batch = next(running)
-            except StopIteration:
-                return
-            except Exception as error:
-                trouble = _worker_trouble(error, self._options.timeout, running)
-                last_line = str(error).strip().rsplit("\n", 1)[-1]
-                text = trouble or f"the stream failed in a worker process: {last_line}"
-                raise DataError(text) from error
-            if number >= first:
-                yield number, batch, None
-            number += 1
-
-    def __del__(self) -> None:
-        self.close()
+            # One that was left in the middle has jobs that are of no use any more; where another
+            # iteration, at the same time, has kept its own, one is enough.
+            if whole and self._options.persistent_workers and self._lasting is None:
+                self._lasting = pool
+            else:
+                pool.close()
 
     def close(self) -> None:
         """See `Source`."""
         if self._lasting is not None:
-            _shut(self._lasting[0]._iterator)
+            self._lasting.close()
             self._lasting = None
 
+    def __del__(self) -> None:
+        self.close()
 
-def _as_it_is(made: Made) -> Made:
-    return made
+    def _started(self, epoch: int) -> Pool:
+        options, workers = self._options, self._plan.workers
+        draw = torch.empty((), dtype=torch.int64)
+        base = int(draw.random_(generator=workers_generator(self._maker.seed, epoch)).item())
+        function = options.worker_init_fn
+        beginning = Beginning(options.dataset, workers, base, function)
+        work: Work = MapWork(self._maker, beginning)
+        if self._order is None:
+            work = StreamWork(
+                options.dataset,
+                beginning,
+                batch_size=options.batch_size,
+                drop_last=options.drop_last,
+                collate_fn=options.collate_fn,
+                seed=self._maker.seed,
+                told=function is not None,
+            )
+        return start_pool(options, workers, work, self._each)
+
+    def _made(
+        self, pool: Pool, order: Order, epoch: int, first: int
+    ) -> Generator[Item, None, None]:
+        jobs = Jobs(pool, self._each, self._options.timeout)
+        numbered = enumerate(order.batches(epoch, first), first)
+        more = True
+        while True:
+            while more and not jobs.full:
+                number, indices = next(numbered, (-1, None))
+                more = number >= 0
+                if more:
+                    jobs.add(number, indices, (epoch, number, indices))
+            if jobs.empty:
+                return
+            indices, made = jobs.next()
+            if made.failure is not None:
+                raise_failure(made.failure)
+            for index, message in made.skipped:
+                self._report(index, message)
+            if not made.empty:
+                yield made.number, made.batch, indices if made.kept is None else made.kept
+            del made  # else the loop's batch lives on while the next one is waited for
+
+    def _stream(self, pool: Pool, epoch: int, first: int) -> Generator[Item, None, None]:
+        readers = [
+            _Reader(pool, worker, epoch, self._each, self._options.timeout)
+            for worker in range(len(pool))
+        ]
+        active, number = list(readers), 0
+        while active:
+            for reader in list(active):
+                piece = reader.next()
+                if piece.failure is not None:
+                    raise_failure(piece.failure)
+                if piece.ended:
+                    active.remove(reader)
+                    continue
+                if reader.given == 1:
+                    self._check_shared(readers, reader, piece)
+                if number >= first:
+                    yield number, piece.batch, None
+                number += 1
+                del piece
+        self._check_parts(readers)
+
+    def _check_shared(self, readers: Sequence[_Reader], reader: _Reader, piece: Piece) -> None:
+        """Whether the stream's copies give each their part, by the first batch of each."""
+        if piece.shared or len(readers) == 1:
+            return
+        if reader is readers[0]:
+            reader.first_batch = piece.batch
+        elif identical(readers[0].first_batch, piece.batch):
+            raise DataError(self._repeats(len(readers), f"workers 0 and {reader.worker} began "
+                                          "with the same batch"))  # fmt: skip
+
+    def _check_parts(self, readers: Sequence[_Reader]) -> None:
+        dataset: Any = self._options.dataset
+        if len(readers) == 1 or any(r.shared for r in readers) or not hasattr(dataset, "__len__"):
+            return
+        count = len(dataset)
+        if count and all(reader.samples == count for reader in readers):
+            raise DataError(self._repeats(len(readers), f"each gave {count:,} samples, which is "
+                                          "what its len says of all"))  # fmt: skip
+
+    def _repeats(self, workers: int, seen: str) -> str:
+        name = type(self._options.dataset).__name__
+        return (
+            f"the stream {name} gives the whole of its samples in each of the {workers} workers "
+            f"({seen}): in __iter__, give each its part by the id and num_workers of "
+            "torch.utils.data.get_worker_info(), or use num_workers=1"
+        )
 
 
-def _shut(running: Any) -> None:
-    if running is not None:
-        running._shutdown_workers()
+class Jobs:
+    """Batches that workers are making, in order; given to the workers in turn."""
+
+    def __init__(self, pool: Pool, each: int, timeout_s: float) -> None:
+        """`each`: most jobs of a worker; `timeout_s`: longest wait for one; 0 for ever."""
+        self._pool = pool
+        self._each = each
+        self._timeout_s = timeout_s
+        self._waiting: deque[tuple[int, Any, Any, int]] = deque()
+        self._held: dict[int, deque[Any]] = {}  # of workers that were replaced: jobs not sent yet
+        self._turn = 0
+        self._deaths = 0
+
+    @property
+    def full(self) -> bool:
+        """No worker may be sent more."""
+        return len(self._waiting) >= self._each * len(self._pool)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is under way."""
+        return not self._waiting
+
+    def add(self, number: int, indices: Any, job: Any, *, worker: int | None = None) -> None:
+        """Send the job of a batch, to the next worker in turn or the one named."""
+        if worker is None:
+            worker, self._turn = self._turn, (self._turn + 1) % len(self._pool)
+        self._waiting.append((number, indices, job, worker))
+        if worker in self._held:
+            self._held[worker].append(job)
+        else:
+            self._pool.send(worker, job)
+
+    def next(self) -> tuple[Any, Any]:
+        """(indices, reply) of the oldest batch.
+
+        Raises:
+            DataError: it did not come in time, or worker after worker died of it.
+        """
+        while True:
+            number, indices, _, worker = self._waiting[0]
+            try:
+                reply = received(self._pool, worker, self._timeout_s)
+            except DiedError as died:
+                self._deaths += 1
+                if self._deaths >= _MOST_DEATHS:
+                    raise DataError(
+                        f"{died}. It was the {self._deaths}rd to die at batch {number} of the "
+                        f"epoch, of the samples {short(as_list(indices))}: look at those"
+                    ) from died
+                _log.warning("%s. A new one makes its batches again, from %d on", died, number)
+                self._pool.replace(worker)
+                # One by one, so that the next death is known to be of the batch waited for.
+                again = deque(job for _, _, job, of in self._waiting if of == worker)
+                self._pool.send(worker, again.popleft())
+                self._held[worker] = again
+            else:
+                self._waiting.popleft()
+                self._deaths = 0
+                self._send_held(worker)
+                return indices, reply
+
+    def _send_held(self, worker: int) -> None:
+        held = self._held.get(worker)
+        if held:
+            self._pool.send(worker, held.popleft())
+        elif held is not None:
+            del self._held[worker]
 
 
-def _said(error: Exception) -> str:
-    text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-    if "Cannot re-initialize" in text:
-        text += f". {_ON_HOST}"
-    return text
+class _Reader:
+    """One worker's part of a stream.
+
+    Attributes:
+        given: batches that it gave in this epoch; `samples`: in them.
+        shared: see `Piece`.
+        first_batch: kept of worker 0, to compare those of others with.
+    """
+
+    def __init__(self, pool: Pool, worker: int, epoch: int, each: int, timeout_s: float) -> None:
+        self.worker = worker
+        self.given = 0
+        self.samples = 0
+        self.shared = True
+        self.first_batch: Any = None
+        self._pool = pool
+        self._epoch = epoch
+        self._timeout_s = timeout_s
+        self._deaths = 0
+        self._asked = each
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pool.send(self.worker, (self._epoch, self.given))
+        for _ in range(self._asked - 1):
+            self._pool.send(self.worker, None)
+
+    def next(self) -> Piece:
+        """Its next batch, or the end."""
+        while True:
+            try:
+                piece: Piece = received(self._pool, self.worker, self._timeout_s)
+            except DiedError as died:
+                self._deaths += 1
+                if self._deaths >= _MOST_DEATHS:
+                    raise DataError(
+                        f"{died}. It was the {self._deaths}rd to die at its batch {self.given}"
+                    ) from died
+                _log.warning("%s. A new one reads its part again up to there", died)
+                self._pool.replace(self.worker)
+                self._asked = 1  # so that the next death is known to be of that batch
+                self._begin()
+                continue
+            self._deaths = 0
+            self.shared = piece.shared
+            if piece.ended:
+                for _ in range(self._asked - 1):  # answered in the same way; persistent ones go on
+                    received(self._pool, self.worker, self._timeout_s)
+                return piece
+            if piece.failure is None:
+                self.given += 1
+                self.samples += piece.samples
+                self._pool.send(self.worker, None)
+            return piece
 
 
-def _device_tensor(batch: Any) -> str:
-    """The device of the first tensor that is not on the host; '' if all are."""
-    if isinstance(batch, torch.Tensor):
-        return "" if batch.device.type == "cpu" else str(batch.device)
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next(filter(None, map(_device_tensor, batch)), "")
-    return ""
+def start_pool(options: Options, workers: int, work: Work, each: int) -> Pool:
+    """Worker processes, as the options want them started.
+
+    Raises:
+        UsageError: the data set cannot be sent to them.
+    """
+    context = options.multiprocessing_context
+    try:
+        return Pool(workers, work, context=context, jobs_each=each)
+    except Exception as error:
+        if "pickl" in f"{type(error).__name__} {error}".lower():
+            raise _unpicklable(error, options.dataset) from error
+        raise
+
+
+def received(pool: Pool, worker: int, timeout_s: float) -> Any:
+    """A worker's next reply.
+
+    Raises:
+        DiedError: see `Pool.receive`.
+        DataError: it did not come in time.
+    """
+    try:
+        return pool.receive(worker, timeout_s or None)
+    except TimeoutError as error:
+        raise DataError(
+            f"no batch came from the worker processes within timeout={timeout_s:g} s"
+        ) from error
+
+
+def raise_failure(failure: tuple[str, str]) -> None:
+    """Raise what went wrong in a worker: (message, traceback)."""
+    message, text = failure
+    raise DataError(message) from (RemoteError(text) if text else None)
+
+
+def as_list(indices: Any) -> list[Any]:
+    """The indices of a batch, or the one of a sample, for a message."""
+    listed = indices.tolist() if hasattr(indices, "tolist") else indices
+    return listed if isinstance(listed, list) else [listed]
 
 
 def _unpicklable(error: Exception, dataset: Any) -> UsageError:
@@ -290,35 +337,3 @@ def _unpicklable(error: Exception, dataset: Any) -> UsageError:
         "define classes, functions and collate_fn at the top of a module instead of inside a "
         'function or as a lambda, or use num_workers=0 or multiprocessing_context="fork"'
     )
-
-
-def _worker_trouble(error: Exception, timeout_s: float, running: Any) -> str | None:
-    """What became of a worker, where DataLoader says that it is gone; None if it is not that."""
-    text = str(error)
-    if "timed out after" in text:
-        return f"no batch came from the worker processes within timeout={timeout_s:g} s"
-    said = re.search(r"worker \(pid.*(killed by signal|exited unexpectedly)", text)
-    if not said and not isinstance(error, OSError | EOFError):  # those: it went while sending
-        return None
-    for worker in running._workers:
-        worker.join(timeout=1)  # its exit status may take a moment
-        if worker.exitcode is not None and worker.exitcode < 0:
-            name = signal.Signals(-worker.exitcode).name
-            return f"worker process {worker.pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"
-    codes = [worker.exitcode for worker in running._workers if worker.exitcode]
-    if not said and not codes:
-        return None
-    return f"a worker process ended with exit status {codes[0] if codes else 0}. {_CRASH}"
-
-
-_CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
-_LIKELY = {
-    "SIGKILL": (
-        "Likely the machine ran out of memory (see `dmesg`): use fewer workers, a smaller batch "
-        "or prefetch_factor=1"
-    ),
-    "SIGBUS": (
-        "Likely /dev/shm, through which batches travel, is full: give it more (docker run "
-        "--shm-size=8g), or use fewer workers or a smaller batch"
-    ),
-}

@@ -14,6 +14,7 @@ from torch.utils.data import (
     IterableDataset,
     Subset,
     TensorDataset,
+    get_worker_info,
     random_split,
 )
 
@@ -79,7 +80,9 @@ class Stream(IterableDataset):
         return self.count
 
     def __iter__(self) -> Iterator[Any]:
-        for index in range(self.count):
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for index in range(first, self.count, step):
             yield index + random.random(), torch.rand(1)
 
 

@@ -248,7 +248,7 @@ def test_plans_say_themselves() -> None:
     plan = Loader(kinds.Plain(), num_workers=2).plan
     assert str(plan) == "processes, 2 processes - num_workers=2 asked for"
     assert plan.workers == 2
-    assert "PyTorch's own" in Loader(kinds.Plain(), num_workers=1).explain()
+    assert "worker processes make batches" in Loader(kinds.Plain(), num_workers=1).explain()
     with pytest.raises(UsageError, match="needs at least one"):
         Plan(name="threads", reason="")
     with pytest.raises(UsageError, match="it has none"):

@@ -1,0 +1,298 @@
+"""Worker processes, each with a pipe of its own: a death is seen at once, and is nobody else's.
+
+PyTorch's workers share queues: one that is killed while it holds a lock, or half a message in the
+pipe, stops all of them, and it takes 5 s to see. Here nothing is shared but the tensors' memory.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.multiprocessing
+
+from hasten.errors import DataError
+
+_LOOK_S = 1.0  # how often a worker looks whether the main process is still there
+_GRACE_S = 1.0  # for a worker to end the batch that it is making, when it is told to stop
+_PIPE_BYTES = 32 << 10  # half of the smallest buffer of a pipe
+
+
+class Work(Protocol):
+    """What a worker does; sent to it once."""
+
+    def start(self, worker: int) -> None:
+        """Called first, in the worker. It keeps what goes wrong for `run` to tell."""
+
+    def run(self, job: Any) -> Any:
+        """One job's reply."""
+
+    def failed(self, job: Any, error: Exception) -> Any:
+        """The reply in place of one that cannot be sent."""
+
+
+class DiedError(Exception):
+    """A worker process is gone. ``str()`` says what became of it, and the likely cause."""
+
+    def __init__(self, pid: int, exitcode: int | None) -> None:
+        super().__init__(_obituary(pid, exitcode))
+
+
+class Pool:
+    """So many processes that do one kind of work. A worker answers its jobs in their order."""
+
+    def __init__(self, count: int, work: Work, *, context: Any, jobs_each: int) -> None:
+        """Starts them.
+
+        Args:
+            count: processes.
+            work: pickled where the start method is not fork.
+            context: of multiprocessing, the name of a start method, or None for the usual one.
+            jobs_each: most jobs that a worker is sent before its reply is received.
+        """
+        if isinstance(context, str):
+            context = torch.multiprocessing.get_context(context)
+        self._context: Any = context or torch.multiprocessing
+        self._work = work
+        self._jobs_each = jobs_each
+        self._workers: list[_Worker] = []
+        try:
+            for number in range(count):
+                self._workers.append(self._started(number))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        return [worker.process.pid for worker in self._workers]
+
+    def send(self, number: int, job: Any) -> None:
+        """Give a worker a job. One that is dead takes it too: `receive` tells."""
+        try:
+            self._workers[number].pipe.send(job)
+        except OSError:  # broken pipe
+            return
+
+    def receive(self, number: int, timeout_s: float | None = None) -> Any:
+        """The reply to the oldest job of a worker that is without one.
+
+        Raises:
+            DiedError: the worker is gone, and this reply with it.
+            TimeoutError: it did not come in time.
+            DataError: it could not be opened here.
+        """
+        worker = self._workers[number]
+        ready = connection.wait([worker.pipe, worker.process.sentinel], timeout_s)
+        if not ready:
+            raise TimeoutError
+        try:
+            if worker.pipe in ready or worker.pipe.poll():
+                return worker.pipe.recv()
+        except (OSError, EOFError) as error:  # half a message, or memory that went with it
+            self._check_dead(worker, error)
+        raise self._death(worker)
+
+    def replace(self, number: int) -> None:
+        """Start a new process in place of one that died; it has none of the jobs."""
+        self._end(self._workers[number])
+        self._workers[number] = self._started(number)
+
+    def close(self) -> None:
+        """End all of them: those in the middle of a job get a second for it."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.pipe.close()
+        limit = time.monotonic() + _GRACE_S
+        for worker in workers:
+            worker.process.join(max(0.0, limit - time.monotonic()))
+        for worker in workers:
+            self._end(worker)
+
+    def _started(self, number: int) -> _Worker:
+        mine, theirs = self._context.Pipe()
+        _mine.add(mine)
+        forked = self._context.get_start_method() == "fork"
+        process = self._context.Process(
+            target=_main,
+            args=(
+                theirs,
+                self._work,
+                number,
+                _PIPE_BYTES // self._jobs_each,
+                # A forked child holds all that is open here. An end of a pipe that it kept would
+                # hide from the other workers that this process has closed it, or has ended.
+                [pipe for pipe in _mine if not pipe.closed] if forked else [],
+            ),
+            name=f"hasten-feed-{number}",
+            daemon=True,
+        )
+        try:
+            with _interrupts_held_back():
+                process.start()
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        return _Worker(process, mine)
+
+    def _check_dead(self, worker: _Worker, error: Exception) -> None:
+        worker.process.join(_GRACE_S)
+        if worker.process.exitcode is None:
+            raise DataError(
+                f"a batch from worker process {worker.process.pid} could not be opened: {error!r}. "
+                "Where too many files are open, raise `ulimit -n`, or call torch.multiprocessing."
+                'set_sharing_strategy("file_system")'
+            ) from error
+
+    def _death(self, worker: _Worker) -> DiedError:
+        worker.process.join(_GRACE_S)  # its exit status may take a moment
+        return DiedError(worker.process.pid, worker.process.exitcode)
+
+    @staticmethod
+    def _end(worker: _Worker) -> None:
+        worker.pipe.close()
+        process = worker.process
+        for end in (process.terminate, process.kill):
+            if process.exitcode is None:
+                end()
+                process.join(_GRACE_S)
+        if process.exitcode is not None:
+            _unlink_memory(process.pid)
+            process.close()
+
+
+class _Worker:
+    def __init__(self, process: Any, pipe: Any) -> None:
+        self.process = process
+        self.pipe = pipe
+
+
+_mine: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The main process's ends of all pipes, of all pools."""
+
+
+def _main(pipe: Any, work: Work, number: int, direct_bytes: int, inherited: list[Any]) -> None:
+    """What a worker process runs.
+
+    Ctrl-C goes to every process of the terminal, but what becomes of the run is for the main one
+    to say. A handler of SIGTERM that came with the fork is the main one's too.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    parent = os.getppid()
+    torch.set_num_threads(1)
+    send = _Sender(pipe, direct_bytes)
+    try:
+        work.start(number)
+        while True:
+            while not pipe.poll(_LOOK_S):
+                if os.getppid() != parent:
+                    return
+            job = pipe.recv()
+            reply = work.run(job)
+            try:
+                message = ForkingPickler.dumps(reply)
+            except Exception as error:  # noqa: BLE001 - told by the loop
+                message = ForkingPickler.dumps(work.failed(job, error))
+            del reply
+            send(message)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the main process has closed its end
+
+
+class _Sender:
+    """Sends small replies at once, large ones by a thread: nobody reads while the loop trains."""
+
+    def __init__(self, pipe: Any, direct_bytes: int) -> None:
+        self._pipe = pipe
+        self._direct_bytes = direct_bytes
+        self._left: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._unsent = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, message: Any) -> None:
+        if self._unsent == 0 and len(message) <= self._direct_bytes:
+            self._pipe.send_bytes(message)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._unsent += 1
+        self._left.put(message)
+
+    def _run(self) -> None:
+        while True:
+            message = self._left.get()
+            try:
+                self._pipe.send_bytes(message)
+            except OSError:
+                return  # the main process has closed its end; the other thread sees it too
+            with self._lock:
+                self._unsent -= 1
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits, so that a process forked now does not get it before it can ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _unlink_memory(pid: int) -> None:
+    """Remove what a killed process left in /dev/shm, between making a segment and unlinking it."""
+    strategy: str = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    if sys.platform.startswith("linux") and strategy == "file_descriptor":
+        # With the other strategy the names are in use for as long as the batches are.
+        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            path.unlink(missing_ok=True)
+
+
+def _obituary(pid: int, exitcode: int | None) -> str:
+    if exitcode is None:
+        return f"worker process {pid} closed its pipe"
+    if exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        return f"worker process {pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"
+    return f"worker process {pid} ended with exit status {exitcode}. {_CRASH}"
+
+
+_CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
+_LIKELY = {
+    "SIGKILL": (
+        "Likely the machine ran out of memory (see `dmesg`): use fewer workers, a smaller batch "
+        "or prefetch_factor=1"
+    ),
+    "SIGBUS": (
+        "Likely /dev/shm, through which batches travel, is full: give it more (docker run "
+        "--shm-size=8g), or use fewer workers or a smaller batch"
+    ),
+    "SIGTERM": "Somebody, or the machine's scheduler, told it to end",
+}

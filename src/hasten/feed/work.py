@@ -1,0 +1,238 @@
+"""What runs in worker processes: batches of a data set, or the batches of a stream."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils import worker as torch_worker
+
+from hasten.errors import DataError
+from hasten.feed import randomness
+from hasten.feed.keys import WORKERS, mix
+from hasten.feed.samples import Made, Maker
+
+ON_HOST = (
+    "Worker processes share no accelerator: leave samples on the host, and let "
+    "Loader(...).to(device) move the batches"
+)
+
+
+class RemoteError(Exception):
+    """The traceback of a worker process, as text: the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+class Beginning:
+    """How a worker begins: seeded, known to `get_worker_info`, and by the user's function.
+
+    Attributes:
+        failure: (message, traceback) of a worker_init_fn that raised; for the first batch to tell.
+        info: what `torch.utils.data.get_worker_info` gives.
+    """
+
+    def __init__(
+        self, dataset: Any, workers: int, base: int, function: Callable[[int], None] | None
+    ) -> None:
+        """`base` is the number that workers' seeds are counted from; 63 bits."""
+        self._dataset = dataset
+        self._workers = workers
+        self._base = base
+        self._function = function
+        self.failure: tuple[str, str] | None = None
+        self.info: Info | None = None
+
+    def start(self, worker: int) -> None:
+        """See `Work`."""
+        randomness.seed_worker(self._base, worker)
+        self.info = Info(worker, self._workers, self._base + worker, self._dataset)
+        torch_worker._worker_info = self.info  # type: ignore[assignment]
+        if self._function is None:
+            return
+        try:
+            self._function(worker)
+        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
+            self.failure = init_failure(self._function, worker, error), traceback.format_exc()
+
+
+class Info:
+    """What `get_worker_info` gives in a worker; it knows whether its number was looked at."""
+
+    def __init__(self, worker: int, workers: int, seed: int, dataset: Any) -> None:
+        self._known = torch_worker.WorkerInfo(
+            id=worker, num_workers=workers, seed=seed, dataset=dataset
+        )
+        self.looked_at = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("id", "num_workers"):
+            self.looked_at = True
+        return getattr(self._known, name)
+
+    def __repr__(self) -> str:
+        self.looked_at = True
+        return repr(self._known)
+
+
+class MapWork:
+    """Makes the batches of jobs (epoch, number of the batch, indices)."""
+
+    def __init__(self, maker: Maker, beginning: Beginning) -> None:
+        self._maker = maker
+        self._beginning = beginning
+
+    def start(self, worker: int) -> None:
+        """See `Work`."""
+        self._beginning.start(worker)
+
+    def run(self, job: tuple[int, int, Any]) -> Made:
+        """See `Work`."""
+        epoch, number, indices = job
+        if self._beginning.failure is not None:
+            return Made(number, failure=self._beginning.failure)
+        try:
+            made = self._maker.make(epoch, number, indices)
+        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
+            return Made(number, failure=(said(error), traceback.format_exc()))
+        device = device_tensor(made.batch)
+        return Made(number, failure=(on_device(device), "")) if device else made
+
+    def failed(self, job: tuple[int, int, Any], error: Exception) -> Made:
+        """See `Work`."""
+        return Made(job[1], failure=unsendable(error))
+
+
+@dataclass(slots=True)
+class Piece:
+    """The next batch of a stream's worker.
+
+    Attributes:
+        samples: in it.
+        ended: there is none.
+        shared: the data set looked at the worker's number, or was told it by worker_init_fn.
+    """
+
+    batch: Any = None
+    samples: int = 0
+    ended: bool = False
+    shared: bool = True
+    failure: tuple[str, str] | None = None
+
+
+StreamJob = tuple[int, int] | None
+"""(epoch, batches to pass over) to begin an epoch and give a batch; None to give the next."""
+
+
+class StreamWork:
+    """Reads a stream's copy, and gives a batch for each job."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        beginning: Beginning,
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        collate_fn: Callable[[Any], Any] | None,
+        seed: int,
+        told: bool,
+    ) -> None:
+        """`told`: a worker_init_fn may have given each copy its part."""
+        self._dataset = dataset
+        self._beginning = beginning
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._collate = collate_fn or (default_convert if batch_size is None else default_collate)
+        self._seed = seed
+        self._told = told
+        self._worker = 0
+        self._samples: Iterator[Any] | None = None
+
+    def start(self, worker: int) -> None:
+        """See `Work`."""
+        self._worker = worker
+        self._beginning.start(worker)
+
+    def run(self, job: StreamJob) -> Piece:
+        """See `Work`."""
+        if self._beginning.failure is not None:
+            return Piece(failure=self._beginning.failure)
+        try:
+            if job is not None:
+                epoch, skip = job
+                randomness.seed(mix(self._seed, epoch, WORKERS, self._worker))
+                self._samples = iter(self._dataset)
+                for _ in range(skip):
+                    self._next()
+            piece = self._next()
+        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
+            self._samples = None
+            text = f"the stream failed in a worker process: {said(error)}"
+            return Piece(failure=(text, traceback.format_exc()))
+        device = device_tensor(piece.batch)
+        return Piece(failure=(on_device(device), "")) if device else piece
+
+    def failed(self, job: StreamJob, error: Exception) -> Piece:
+        """See `Work`."""
+        return Piece(failure=unsendable(error))
+
+    def _next(self) -> Piece:
+        size = self._batch_size or 1
+        samples = list(islice(self._samples, size)) if self._samples is not None else []
+        if len(samples) < size:
+            self._samples = None
+            if self._drop_last:
+                samples = []
+        info = self._beginning.info
+        shared = self._told or (info is not None and info.looked_at)
+        if not samples:
+            return Piece(ended=True, shared=shared)
+        batch = self._collate(samples if self._batch_size is not None else samples[0])
+        return Piece(batch, len(samples), shared=shared)
+
+
+def init_failure(function: Callable[[int], None], worker: int, error: Exception) -> str:
+    """What to say of a worker_init_fn that raised."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"worker_init_fn {name} raised {type(error).__name__} in worker {worker}: {error}"
+
+
+def said(error: Exception) -> str:
+    """An error of a worker process in one line."""
+    text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+    if "Cannot re-initialize" in text:
+        text += f". {ON_HOST}"
+    return text
+
+
+def on_device(device: str) -> str:
+    """What to say of a batch that has a tensor on a device."""
+    return f"a worker process made a tensor on {device}. {ON_HOST}"
+
+
+def unsendable(error: Exception) -> tuple[str, str]:
+    """(message, traceback) for a batch that cannot travel between processes."""
+    text = (
+        f"a batch cannot be sent from a worker process ({type(error).__name__}: {error}); return "
+        "what can be pickled (tensors, arrays, numbers, text, and containers of those), or use "
+        "num_workers=0"
+    )
+    return text, traceback.format_exc()
+
+
+def device_tensor(batch: Any) -> str:
+    """The device of the first tensor that is not on the host; '' if all are."""
+    if isinstance(batch, torch.Tensor):
+        return "" if batch.device.type == "cpu" else str(batch.device)
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return next(filter(None, map(device_tensor, batch)), "")
+    return ""

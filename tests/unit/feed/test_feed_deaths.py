@@ -1,0 +1,220 @@
+"""Workers are really killed, at many moments: nothing is lost, and nothing comes twice."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import feed_datasets as kinds
+import pytest
+import torch
+from feed_datasets import same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hasten.errors import DataError
+from hasten.feed import Loader
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+
+
+def _kill(which: int, how: int = signal.SIGKILL) -> None:
+    """Kill one of the workers and see it dead."""
+    children = multiprocessing.active_children()
+    child = children[which % len(children)]
+    assert child.pid is not None
+    os.kill(child.pid, how)
+    child.join(10)
+
+
+class Slow(kinds.Drawing):
+    """Slow enough for workers to be in the middle of a sample when they are killed."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+class Bulky(kinds.Plain):
+    """Samples whose batches fill any pipe: a killed worker leaves half a message."""
+
+    def __getitem__(self, index: int) -> Any:
+        return chr(97 + index) * 150_000
+
+
+class SlowStream(kinds.Stream):
+    def __iter__(self) -> Any:
+        for sample in super().__iter__():
+            time.sleep(0.001)
+            yield sample
+
+
+DATASETS = {"map": Slow(30), "bulky": Bulky(12), "stream": SlowStream(30)}
+
+
+def _expected(kind: str) -> Any:
+    with Loader(DATASETS[kind], 2, num_workers=2, seed=3) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    kills=st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True),
+    wait_ms=st.integers(0, 8),
+    persistent=st.booleans(),
+)
+def test_killed_at_any_moment(kind: str, kills: list[int], wait_ms: int, persistent: bool) -> None:
+    expected = _expected(kind)
+    options: Any = {"num_workers": 2, "seed": 3, "persistent_workers": persistent}
+    with Loader(DATASETS[kind], 2, **options) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number in kills:
+                time.sleep(wait_ms / 1000)
+                _kill(number)
+        assert same(found, expected)
+        loader.set_epoch(0)
+        assert same(list(loader), expected), "the next epoch is none the worse"
+
+
+def test_all_of_them_at_once_before_the_first_batch_is_asked_for_and_after_the_last() -> None:
+    expected = _expected("map")
+    with Loader(DATASETS["map"], 2, num_workers=2, seed=3, persistent_workers=True) as loader:
+        found = list(loader)
+        _kill(0)
+        _kill(0)
+        loader.set_epoch(0)
+        assert same(found, expected)
+        assert same(list(loader), expected)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGUSR1"])
+def test_it_is_told_with_the_signal_and_the_likely_cause(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    likely = {"SIGKILL": "out of memory", "SIGTERM": "told it to end", "SIGUSR1": "native code"}
+    caplog.set_level(logging.WARNING, "hasten.feed")
+    with Loader(DATASETS["map"], 2, num_workers=1, seed=3) as loader:
+        for number, _ in enumerate(loader):
+            if number == 4:
+                _kill(0, signal.Signals[how])
+    (message,) = caplog.messages
+    assert f"was killed by {how}" in message
+    assert likely[how] in message
+    assert "A new one makes its batches again, from 5 on" in message
+
+
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
+def test_a_new_worker_is_started_as_the_first_ones_were(kind: str) -> None:
+    with Loader(Slow(30), 2, num_workers=1, seed=3, multiprocessing_context=kind) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number == 6:
+                _kill(0)
+    assert same(found, _expected("map"))
+
+
+class Suicidal(kinds.Drawing):
+    """Dies of sample 8, as often as there are files to take away."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__()
+        self.lives = [folder / str(number) for number in range(times)]
+        for life in self.lives:
+            life.touch()
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 8:
+            for life in self.lives:
+                if life.exists():
+                    life.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_dies_of_a_batch_twice_is_forgiven(tmp_path: Path, workers: int) -> None:
+    expected = list(Loader(kinds.Drawing(), 4, plan="inline"))
+    with Loader(Suicidal(tmp_path, 2), 4, num_workers=workers) as loader:
+        assert same(list(loader), expected)
+
+
+def test_three_times_at_one_batch_is_the_batch_s_fault(tmp_path: Path) -> None:
+    found = []
+    with pytest.raises(DataError, match=r"3rd to die at batch 2 .* samples 8, 9, 10, 11: look"):
+        for batch in Loader(Suicidal(tmp_path, 9), 4, num_workers=2):
+            found.append(batch)
+    assert len(found) == 2
+
+
+def test_a_worker_whose_main_process_is_killed_ends_too() -> None:
+    script = f"""
+import sys, time, multiprocessing
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import feed_datasets as kinds
+from hasten.feed import Loader
+loader = Loader(kinds.Plain(1000), 4, num_workers=2)
+batches = iter(loader)
+next(batches)
+print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+time.sleep(60)
+"""
+    import subprocess
+
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids = list(map(int, process.stdout.readline().split()))
+        process.kill()
+    assert len(pids) == 2
+    ended = time.monotonic() + 20
+    while any(map(_runs, pids)) and time.monotonic() < ended:
+        time.sleep(0.02)
+    assert not any(map(_runs, pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_what_a_killed_worker_left_in_shared_memory_goes() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    left = None
+    with Loader(DATASETS["map"], 2, num_workers=1) as loader:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                (child,) = multiprocessing.active_children()
+                left = Path(f"/dev/shm/torch_{child.pid}_12_0")
+                left.touch()  # it dies between making a segment and unlinking it
+                _kill(0)
+    assert left is not None
+    assert not left.exists()
+
+
+def test_the_generators_of_the_main_process_see_nothing_of_it() -> None:
+    torch.manual_seed(5)
+    random.seed(6)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(5)
+    random.seed(6)
+    with Loader(DATASETS["map"], 2, num_workers=2) as loader:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                _kill(0)
+    assert same((torch.rand(1), random.random()), expected)
