@@ -126,6 +126,7 @@ def train(
     Examples: `hasten train`, `hasten train fashion-mnist --epochs 3`,
     `hasten train photos/ --model resnet18`, `hasten train --resume runs/NAME`.
     """
+    from hasten.train import world as worlds
     from hasten.vision import recipe
 
     given = {
@@ -137,6 +138,13 @@ def train(
         if key in given:
             given[key] = number_or_auto(given[key], "--" + key.replace("_", "-"))
     stream = people_stream(json)
+    # Of several processes the first one speaks for all.
+    main = worlds.place().rank == 0
+
+    def say(text: str) -> None:
+        if main:
+            typer.echo(text, file=stream)
+
     if resume is not None:
         if name is not None:
             raise UsageError("--name is for a new run; --resume goes on with the one it names")
@@ -144,15 +152,19 @@ def train(
     else:
         settings = recipe.TrainSettings(**given)
         folder = recipe.new_folder(runs, name, settings)
+    # One name for all: it may hold the time.
+    folder = worlds.join(worlds.device_for(settings.device)).first(folder)
     around = recipe.Surroundings(
         folder=folder,
         resume=resume is not None,
         progress=progress,
         stream=stream,
-        sinks=_sinks(folder, tensorboard),
-        say=lambda text: typer.echo(text, file=stream),
+        sinks=_sinks(folder, tensorboard and main),
+        say=say,
     )
     trained = recipe.train(settings, around)
+    if not main:
+        return
     report(trained, folder, stream)
     if json:
         print_json(as_json(trained, settings.model))

@@ -17,11 +17,15 @@ from hasten.errors import UsageError
 from hasten.feed.feeds import Feeds
 from hasten.feed.keys import Indices, SampleRandom
 from hasten.feed.options import Options
-from hasten.feed.order import order_of
+from hasten.feed.order import Shard, order_of
 from hasten.feed.place import Ahead, tensors
 from hasten.feed.plan import Plan
 
 _SKIPPED_KEPT = 1000
+_STREAM = (
+    "the stream {0} would give each of the {1} processes all samples, for its own code alone can"
+    " share them out: give a data set with __getitem__ and __len__, or train with one process"
+)
 
 
 class Loader:
@@ -183,6 +187,39 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(None, None)
+
+    def shard(self, rank: int, of: int) -> None:
+        """From the next iteration on, give one process's part of each batch alone.
+
+        Batches are those of one process, each cut into `of` slices that are as even as can be.
+        A process that no sample of a batch is left for gets its first one: see `share`.
+
+        Args:
+            rank: of this process, from 0.
+            of: processes.
+
+        Raises:
+            UsageError: the data set or the options give nothing that can be cut.
+        """
+        if of > 1 and self._order is None:
+            raise UsageError(_STREAM.format(type(self.dataset).__name__, of))
+        if of > 1 and not self._options.batched:
+            raise UsageError("batch_size=None makes no batches that processes could share out")
+        if of > 1 and self._options.on_error == "skip":
+            raise UsageError(
+                'on_error="skip" leaves out samples of one process and not of another, whose'
+                ' batches would no longer match: use on_error="raise" with several processes'
+            )
+        if self._order is not None:
+            self._order.shard = Shard(rank, of)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Of the batch given last: samples that are this process's, and those of all processes."""
+        assert self._order is not None
+        whole = self._order.whole(self._cursor.batch - 1)
+        start, end = self._order.shard.bounds(whole)
+        return end - start, whole
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration gives, from its first batch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,11 +33,43 @@ _DRAWS_AT_START = (
 )
 
 
+class Shard(NamedTuple):
+    """One process's part of each batch: a slice of it, as even as can be; the first take more."""
+
+    rank: int = 0
+    of: int = 1
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Where the part of a batch of `size` samples begins and ends."""
+        least, more = divmod(size, self.of)
+        start = self.rank * least + min(self.rank, more)
+        return start, start + least + (self.rank < more)
+
+    def part(self, batch: Any) -> Any:
+        """The part of a batch's indices; the first one alone where no part is left.
+
+        A process without samples still has to take the step with the others.
+        """
+        if self.of == 1:
+            return batch
+        start, end = self.bounds(len(batch))
+        return batch[start:end] if end > start else batch[:1]
+
+
 class Order(Protocol):
-    """The batches of an epoch, as indices."""
+    """The batches of an epoch, as indices.
+
+    Attributes:
+        shard: which part of each batch is given.
+    """
+
+    shard: Shard
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """The indices of each batch from the `first` (counted from 0) on."""
+
+    def whole(self, number: int) -> int:
+        """Samples of a batch of the epoch under way, over all processes."""
 
     def __len__(self) -> int: ...
 
@@ -59,6 +91,7 @@ class OwnOrder:
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._seed = seed
+        self.shard = Shard()
 
     def indices(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The whole epoch's order: int64 [n]."""
@@ -74,7 +107,11 @@ class OwnOrder:
         indices, size = self.indices(epoch), self.batch_size
         end = len(self) * size
         for start in range(first * size, end, size):
-            yield indices[start : start + size]
+            yield self.shard.part(indices[start : start + size])
+
+    def whole(self, number: int) -> int:
+        """See `Order`."""
+        return min(self.batch_size, len(self._dataset) - number * self.batch_size)
 
     def __len__(self) -> int:
         full, rest = divmod(len(self._dataset), self.batch_size)
@@ -107,6 +144,8 @@ class GivenOrder:
         inner = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
         self._inner: Any = inner
         self._lazy = type(inner) not in _DRAWS_AT_START
+        self.shard = Shard()
+        self._sizes: dict[int, int] = {}
 
     @property
     def _generator(self) -> torch.Generator | None:
@@ -126,7 +165,18 @@ class GivenOrder:
                 generator.set_state(self._to_restore)
             self._at_start = generator.get_state()
         self._to_restore = None
-        return self._draw(mix(self._seed, epoch, SAMPLER), first)
+        drawn = self._draw(mix(self._seed, epoch, SAMPLER), first)
+        return drawn if self.shard.of == 1 else self._parts(drawn, first)
+
+    def _parts(self, drawn: Iterator[Any], first: int) -> Iterator[Any]:
+        self._sizes.clear()
+        for number, batch in enumerate(drawn, first):
+            self._sizes[number] = len(batch)
+            yield self.shard.part(batch)
+
+    def whole(self, number: int) -> int:
+        """See `Order`."""
+        return self._sizes[number]
 
     def _draw(self, key: int, first: int) -> Iterator[Any]:
         outside = randomness.save()

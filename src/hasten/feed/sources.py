@@ -116,7 +116,8 @@ class OnDevice:
             size = self._order.batch_size
             for number in range(first, len(self._order)):
                 part = slice(number * size, (number + 1) * size)
-                yield number, take(on_device[part]), whole[part]
+                rows = self._order.shard.part(on_device[part])
+                yield number, take(rows), self._order.shard.part(whole[part])
             return
         for indices in self._order.batches(epoch, first):
             rows = _as_rows(indices, self._table.rows)

@@ -11,7 +11,7 @@ from torch import nn
 
 from hasten.errors import DataError, UsageError
 from hasten.train.half import to_float32
-from hasten.train.source import count, split
+from hasten.train.source import split
 
 if TYPE_CHECKING:
     from hasten.train.run import Run
@@ -79,7 +79,9 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
             with run.autocast():
                 outputs = call(model, data)
                 value = loss(outputs, labels)
-            size = count(batch)
+            size = run.counted
+            if not size:
+                continue  # another process counts it
             total += value.detach() * size
             if samples == 0 and is_classification(outputs, labels):
                 hits = Hits(outputs.shape[1], run.device)
@@ -91,11 +93,14 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
     finally:
         for part, mode in modes.items():
             part.training = mode
-    if samples == 0:
+    summed, counted = run.world.sum([total.item(), samples])
+    if counted == 0:
         raise DataError("the data to evaluate on gives no batch: is it empty?")
+    if run.world.any(hits is not None):
+        hits = together(run, hits)
     return Evaluation(
-        loss=total.item() / samples,
-        samples=samples,
+        loss=summed / counted,
+        samples=int(counted),
         accuracy=hits.accuracy() if hits else None,
         confusion=hits.confusion() if hits else None,
         metrics={name: _number(name, metric) for name, metric in metrics.items()},
@@ -115,11 +120,19 @@ def is_classification(outputs: Any, labels: Any) -> bool:
     )
 
 
+def together(run: Run, hits: Hits | None) -> Hits:
+    """The counts of all processes; one that had no sample does not know the classes."""
+    classes = run.world.most([0 if hits is None else hits.classes])[0]
+    hits = hits or Hits(classes, run.device)
+    hits.add_up(run.world.sum_tensor)
+    return hits
+
+
 class Hits:
     """Counts of true and predicted classes, kept on the device and read once."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
-        self._classes = classes
+        self.classes = self._classes = classes
         rows = classes if classes <= MOST_CLASSES else 2
         # One cell more: samples whose label is no class. Masking them out would read the device.
         self._counts = torch.zeros(rows * rows + 1, dtype=torch.int64, device=device)
@@ -136,6 +149,10 @@ class Hits:
         no_class = (labels < 0) | (labels >= self._classes)
         cells = cells.masked_fill(no_class, len(self._counts) - 1)
         self._counts.index_add_(0, cells, torch.ones_like(cells))
+
+    def add_up(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Sum the counts over processes by a function of a tensor on the host."""
+        self._counts = total(self._counts.cpu())
 
     def confusion(self) -> list[list[int]] | None:
         """Samples by true class (row) and predicted class (column); None where not kept."""

@@ -62,7 +62,8 @@ def stopped(run: Run, trainer: Trainer) -> Iterator[None]:
     except HastenError as error:
         run.close()
         try:
-            write_stopped_report(run, trainer, error)
+            if run.world.is_main:
+                write_stopped_report(run, trainer, error)
         except HastenError as second:
             error.add_note(f"Nor could its report be written: {second}")
         raise

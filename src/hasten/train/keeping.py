@@ -15,18 +15,19 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hasten import devices
 from hasten.devices import runtime
 from hasten.errors import Interrupted, NonFiniteLoss, UsageError
 from hasten.observe.progress import Progress, epoch_line
 from hasten.observe.records import EpochRecord, EventRecord, StepRecord
 from hasten.observe.timeline import Mark, StepSummary, Timeline
-from hasten.train import broken, precision
+from hasten.train import broken, checkpoint, precision, strategies
 from hasten.train import state as states
+from hasten.train import world as worlds
+from hasten.train.agreement import Agreement, RankLog
 from hasten.train.folder import RunFolder
 from hasten.train.meter import BadLoss, LossMeter
 from hasten.train.schedule import Every
-from hasten.train.seed import seed_everything
+from hasten.train.seed import fork_generators, seed_everything
 from hasten.train.settings import RunSettings
 from hasten.train.signals import StopSignals
 from hasten.train.source import Source, close
@@ -52,12 +53,25 @@ class Keeper:
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
-        self.device = devices.device(settings.device)
+        self.device = worlds.device_for(settings.device)
         precision.check(settings.precision, self.device)
         self.precision = precision.by_rule(
             settings.precision, self.device, channels_last=settings.channels_last is True
         )
-        self.progress = Progress(settings.stream or sys.stdout, settings.progress)  # type: ignore[arg-type]
+        self.world = worlds.join(self.device)
+        """The processes that train together; one alone, mostly."""
+        self.strategy = strategies.make(
+            settings.strategy, self.world, sync_batchnorm=settings.sync_batchnorm
+        )
+        self._rank_log = None if self.world.is_main else RankLog(self.world.rank)
+        self.progress = (
+            Progress(settings.stream or sys.stdout, settings.progress)  # type: ignore[arg-type]
+            if self._rank_log is None
+            else Progress(
+                self._rank_log,  # type: ignore[arg-type]
+                "off" if settings.progress == "off" else "plain",
+            )
+        )
         if settings.announce:
             self.say(device_line(self.device))
         if settings.seed is not None:
@@ -68,7 +82,7 @@ class Keeper:
         self.schedulers: list[LRScheduler | ReduceLROnPlateau] = []
         self.scaler = self.precision.scaler(self.device)
         self.timeline = Timeline(self.device, settings.clock)
-        self.meter = LossMeter(self.device, settings.log_every)
+        self.meter = LossMeter(self.device, settings.log_every, self.world.sum)
         self.epoch = 0
         """Epochs finished."""
         self.global_step = 0
@@ -90,7 +104,13 @@ class Keeper:
         self._peeked: tuple[Any, Iterator[Any]] | None = None
         self.place: tuple[int, Source, int] | None = None
         """The batch under way: its step, counted from 1, its loader and its number from 0."""
-        self._samples = 0
+        self._samples = self._mine = 0  # of the batch: of all processes, and of this one
+        self._bad: BadLoss | None = None  # found here, and not told to the other processes yet
+        self._agreement = Agreement(self.world, settings.clock)
+        self.counted = 0
+        """Samples of the batch read last, by a loop that does not train, that are this process's:
+        0 where it repeats one of another's."""
+        self._saving = False
         self._window = Window(settings.accumulate)
         self._owed: dict[Optimizer, LRScheduler | None] = {}  # they wait for more batches
         self._stepped = False  # and not counted yet
@@ -192,15 +212,22 @@ class Keeper:
         self._open = ExitStack()
         with self._open as stack:
             if self.folder is not None:
-                self._writer = stack.enter_context(
-                    RunFolder(self.folder, self.settings, ours=again)
+                folder, settings = self.folder, self.settings
+                self._writer = self.world.by_main(
+                    lambda: stack.enter_context(RunFolder(folder, settings, ours=again))
                 )
                 stack.callback(self._release)
+                self._saving = True
+                if self._rank_log is not None:
+                    self._rank_log.open(folder)
                 if not again:
-                    self._resume(self._writer)
+                    self._resume()
                 self.write_config()
             else:
                 stack.callback(self._release)
+            self.strategy.begin(self.modules)
+            if self.resumed_from is None and not again and not self.world.is_main:
+                fork_generators(self.world.rank, self.device)
             stack.enter_context(self.progress)
             stack.enter_context(self._signals)
             self._saved_s = self.settings.clock()
@@ -224,7 +251,8 @@ class Keeper:
         """Record the epoch, print its line, save."""
         self._check_loss()
         self._check_weights()
-        metrics = dict(self._metrics)
+        metrics = self._metrics = self.world.first(dict(self._metrics))
+        metrics = dict(metrics)
         record = EpochRecord(
             epoch=self.epoch + 1,
             step=self.global_step,
@@ -248,6 +276,7 @@ class Keeper:
         every = self._every.epochs or 1
         if best or self.epoch % every == 0 or self.epoch == total:
             self._write_checkpoint(best=best)
+        self._signals.received = self.world.most([self._signals.received or 0])[0] or None
         if self._signals.received is not None and self.epoch < total:
             self._stop()
 
@@ -262,7 +291,7 @@ class Keeper:
             CheckpointError: it cannot be written; earlier ones are as they were.
             UsageError: a step is half done.
         """
-        if self._writer is None:
+        if not self._saving:
             return None
         if not self._between_steps:
             raise UsageError(
@@ -277,9 +306,12 @@ class Keeper:
         return self._write_checkpoint()
 
     def _write_checkpoint(self, *, best: bool = False) -> Path | None:
-        if self._writer is None:
+        if not self._saving:
             return None
-        path = self._writer.save(*states.gather(self), best=best)
+        content, writer = states.gather(self), self._writer
+        path = self.world.first(
+            self.world.by_main(lambda: writer.save(*content, best=best) if writer else None)
+        )
         self._saved_step, self._saved_s = self.global_step, self.settings.clock()
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
         return path
@@ -326,23 +358,28 @@ class Keeper:
         self.close()
         raise Interrupted(text, number)
 
-    def _resume(self, writer: RunFolder) -> None:
-        saved = writer.newest(say=self.say)
-        if saved is None:
-            if self.settings.resume:
+    def _resume(self) -> None:
+        writer = self._writer
+        saved = self.world.by_main(lambda: writer.newest(say=self.say) if writer else None)
+        path = self.world.first(saved.path if saved is not None else None)
+        if path is None:
+            if self.settings.resume and writer is not None:
                 writer.log.truncate_after(0, epochs=0, batches=0)
             return
+        if saved is None:  # one after the other on the host, and never on another one's device
+            saved = checkpoint.load(path, map_location="cpu")
         self._resumed_sources = states.apply(self, saved)
         batches = [int(position["batches"]) for position in self._resumed_sources]
         self._in_restored_epoch = any(batches)
         self.resumed_from = saved.path
         self._saved_step = self.global_step
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
-        if self.best is not None and self.best[1] == self.global_step and not any(batches):
-            writer.mark_best(saved.path)  # a kill may have come between saving and marking
-        writer.log.truncate_after(
-            self.global_step, epochs=self.epoch, batches=max(batches, default=0)
-        )
+        if writer is not None:
+            if self.best is not None and self.best[1] == self.global_step and not any(batches):
+                writer.mark_best(saved.path)  # a kill may have come between saving and marking
+            writer.log.truncate_after(
+                self.global_step, epochs=self.epoch, batches=max(batches, default=0)
+            )
         where = f"epoch {self.epoch + 1}, step {self.global_step}"
         if self.epoch >= self.planned_epochs:
             where = f"{self.epoch} epochs done, step {self.global_step}"
@@ -360,13 +397,12 @@ class Keeper:
     def _emit(self, record: StepRecord | EpochRecord | EventRecord) -> None:
         if self._writer is not None:
             self._writer.log.append(record)
-        for sink in self.settings.sinks:
+        for sink in self.settings.sinks if self.world.is_main else ():
             sink.write(record)
 
     def _check_loss(self) -> None:
-        bad = self.meter.flush()
-        if bad is not None:
-            raise self._bad_loss(bad)
+        bad = self.meter.flush() or self._bad
+        self._fail_together(None if bad is None else self._bad_loss(bad))
 
     def _bad_loss(self, bad: BadLoss) -> NonFiniteLoss:
         error = broken.by_loss(self, bad)
@@ -377,6 +413,15 @@ class Keeper:
         error = broken.by_weights(self)
         if error is not None:
             self.close()
+        self._fail_together(error)
+
+    def _fail_together(self, error: NonFiniteLoss | None) -> None:
+        try:
+            self.world.heed(error)
+        except worlds.ElsewhereError:
+            self.close()
+            raise
+        if error is not None:
             raise error
 
     def _note_best(self, record: EpochRecord) -> bool:
@@ -406,5 +451,8 @@ class Keeper:
         if self._peeked is not None:
             close(self._peeked[1])
         self._peeked = self._writer = None
-        for sink in self.settings.sinks:
+        self._saving = False
+        if self._rank_log is not None:
+            self._rank_log.shut()
+        for sink in self.settings.sinks if self.world.is_main else ():
             sink.close()

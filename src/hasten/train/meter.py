@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,22 @@ class LossMeter:
     On a device that works asynchronously the losses are kept there, in a window of ``window``
     batches, and read back when it is full or asked for: reading each would make the host wait for
     the device at every step. On the host reading is free, and a bad loss is seen at once.
+
+    Args:
+        device: where losses are.
+        window: batches.
+        together: sums numbers over the processes of a run, each of which adds its own losses.
     """
 
-    def __init__(self, device: torch.device, window: int = 50) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        window: int = 50,
+        together: Callable[[list[float]], list[float]] = list,
+    ) -> None:
         self._immediate = runtime.is_host(device)
         self._window = window
+        self._together = together
         self._places: list[tuple[int, Any]] = []
         if not self._immediate:
             self._ring = torch.zeros(window, dtype=torch.float32, device=device)
@@ -42,13 +54,10 @@ class LossMeter:
         self._places.clear()
 
     def state(self) -> dict[str, float]:
-        """The sums so far, for a checkpoint."""
-        return {
-            "total": self.total,
-            "samples": self.samples,
-            "read_total": self._read_total,
-            "read_samples": self._read_samples,
-        }
+        """The sums so far, for a checkpoint; over all processes."""
+        mine = [self.total, self.samples, self._read_total, self._read_samples]
+        names = ("total", "samples", "read_total", "read_samples")
+        return dict(zip(names, self._together(mine), strict=True))
 
     def restore(self, state: dict[str, float]) -> None:
         """Go on from the sums that :meth:`state` gave."""
@@ -100,14 +109,20 @@ class LossMeter:
         return None
 
     @property
+    def own_mean(self) -> float:
+        """The mean over this process's samples alone, which no other has to be asked for."""
+        return self.total / self.samples if self.samples else math.nan
+
+    @property
     def mean(self) -> float:
         """Mean loss over the samples of the epoch so far that have been read; NaN before any."""
-        return self.total / self.samples if self.samples else math.nan
+        total, samples = self._together([self.total, self.samples])
+        return total / samples if samples else math.nan
 
     def recent(self) -> float:
         """Mean loss over the samples read since this was last called; NaN when none."""
-        samples = self.samples - self._read_samples
-        total = self.total - self._read_total
+        mine = [self.total - self._read_total, self.samples - self._read_samples]
+        total, samples = self._together(mine)
         self._read_total, self._read_samples = self.total, self.samples
         return total / samples if samples else math.nan
 

@@ -89,7 +89,7 @@ def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
         trainer.evaluate(val)  # a run that was finished already when it was resumed
     data = report_data(run, trainer, saturation=saturation, verdict=verdict)
     report = exported = newest = best = None
-    if run.folder is not None:
+    if run.folder is not None and run.world.is_main:
         exported = run.folder / WEIGHTS
         weights.export(trainer.model, exported, {"run": run.folder.name})
         report = write_report(run.folder, data)

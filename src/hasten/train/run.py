@@ -116,8 +116,9 @@ class Run(Keeper):
                 self._replaced[before[name]] = parameter
         if self.precision.channels_last:
             precision.set_layout(module, True)
+        self.strategy.adopt(module, self.device)
         if self.settings.compile and compiled:
-            compile_in_place(module)
+            self.strategy.compile(module, compile_in_place)
         self.modules.append(module)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -165,13 +166,14 @@ class Run(Keeper):
             return
         start, step_done, window = self.timeline.start, self.timeline.step_done, self._window
         log_every, clock = self.settings.log_every, self.settings.clock
+        strategy, several = self.strategy, self.world.size > 1
         with self._started(loader) as (source, batches):
             start(phases.WAIT)
             for batch in batches:
                 start(phases.COPY)
                 batch = source.onto_device(batch)
                 self.last_batch = batch
-                samples = count(batch)
+                self._mine, samples = source.share(batch)
                 if samples != self._samples:
                     self._batch_size_changed(batch, samples)
                 window.add(samples)
@@ -179,6 +181,8 @@ class Run(Keeper):
                     self._clear_leftovers()
                 self.place = (self.global_step + 1, source, source.batches_done)
                 source.batches_done += 1
+                if several:
+                    strategy.expect(window.full or self._is_last_batch())
                 self._in_body = True
                 start(phases.FORWARD)
                 yield batch
@@ -188,7 +192,9 @@ class Run(Keeper):
                 step_done(samples)
                 if source.batches_done % log_every == 0:
                     self._log_point(source)
-                if (
+                if several:
+                    self._look_together(source, samples)
+                elif (
                     clock() >= self._next_look_s
                     or self._signals.received is not None
                     or self.global_step >= self._save_at_step
@@ -208,11 +214,13 @@ class Run(Keeper):
             UsageError: the loss is not one number.
         """
         self.timeline.start(phases.BACKWARD)
-        bad = self.meter.add(loss, self._samples, self.place)
+        bad = self.meter.add(loss, self._mine, self.place)
         if bad is not None:
-            raise self._bad_loss(bad)
-        if self.settings.accumulate > 1:
-            loss = self._window.share(loss, self._samples)
+            if self.world.size == 1:
+                raise self._bad_loss(bad)
+            self._bad = self._bad or bad  # told when the processes agree: they wait for this one
+        if self.settings.accumulate > 1 or self.world.size > 1:
+            loss = self._window.share(loss, self._mine, self.world.size)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -241,6 +249,7 @@ class Run(Keeper):
             return False
         self._owed.pop(optimizer, None)
         self.timeline.start(phases.OPTIMIZER)
+        self.strategy.finish(_parameters(optimizer))
         if window.size > 1:
             window.correct(_parameters(optimizer))
         if self.settings.clip_norm is not None:
@@ -297,8 +306,8 @@ class Run(Keeper):
             raise
         except (RuntimeError, DataError):
             # A signal to the whole group of processes ends the loader's workers too, and the
-            # batches that would fill the window do not come.
-            if self._signals.received is not None:
+            # batches that would fill the window do not come. Of several ranks none can save alone.
+            if self._signals.received is not None and self.world.size == 1:
                 self._step_what_is_owed()
                 self._stop()
             raise
@@ -323,7 +332,8 @@ class Run(Keeper):
     def _batches_to_read(self, loader: Iterable[Any]) -> Iterator[Any]:
         if not self._in_body:
             self._step_what_is_owed()
-        source = Source(loader, self.device)
+        source = Source(loader, self.device, self.world)
+        self.strategy.settle(self.modules)
         # What reading draws is no part of training: a stop in the middle must not leave it there.
         before = rng_state(self.device)
         batches = source.start(0)
@@ -333,11 +343,15 @@ class Run(Keeper):
             self.progress.epoch(epoch, self.planned_epochs, source.batches, label="Validate")
         try:
             for batch in batches:
-                if self._signals.received is not None and self._between_steps:
+                alone = self.world.size == 1  # several stop when the epoch is at its end
+                if alone and self._signals.received is not None and self._between_steps:
                     set_rng_state(before, self.device)
                     self._stop()
                 self.last_batch = batch = source.onto_device(batch)
-                yield batch
+                self.counted, _ = source.share(batch)
+                source.batches_done += 1
+                if self.counted or self.strategy.in_step:
+                    yield batch
                 if shown:
                     self.progress.advance(1, count(batch))
         finally:
@@ -350,7 +364,7 @@ class Run(Keeper):
         for source in self.sources:
             if source.loader is loader:
                 return source
-        source = Source(loader, self.device)
+        source = Source(loader, self.device, self.world)
         place = len(self.sources)
         self.sources.append(source)
         if self._resumed_sources and place < len(self._resumed_sources):
@@ -378,14 +392,7 @@ class Run(Keeper):
     def _look(self, source: Source, samples: int) -> None:
         """What is not needed at every step: progress, a checkpoint that is due, a signal."""
         now = self.settings.clock()
-        self._next_look_s = now + _LOOK_EVERY_S
-        totals = self.timeline.totals()
-        batches, waited, spent = self._looked
-        self._looked = (source.batches_done, totals[phases.WAIT], sum(totals))
-        done = source.batches_done - batches
-        share = (totals[phases.WAIT] - waited) / max(sum(totals) - spent, 1e-9)
-        loss = None if math.isnan(self.meter.mean) else self.meter.mean
-        self.progress.advance(done, done * samples, loss, share)
+        self._show(source, samples, now)
         if self._owed:
             return  # gradients are half accumulated: not a place to stop at
         if self._signals.received is not None:
@@ -393,6 +400,39 @@ class Run(Keeper):
         steps, seconds = self.global_step - self._saved_step, now - self._saved_s
         if self._every.due(steps=steps, seconds=seconds):
             self.save()
+
+    def _look_together(self, source: Source, samples: int) -> None:
+        """The same where other processes have to do it at the same step."""
+        now = self.settings.clock()
+        if now >= self._next_look_s:
+            self._show(source, samples, now)
+        if self._agreement.due():
+            seconds = now - self._saved_s
+            agreed = self._agreement.reach(
+                signal=self._signals.received or 0,
+                save=self._every.seconds is not None and seconds >= self._every.seconds,
+                bad=self._bad is not None,
+            )
+            if agreed.bad:
+                self._check_loss()
+        if self._owed:
+            return
+        agreed = self._agreement.take()
+        if agreed.signal:
+            self._signals.received = agreed.signal
+            self._stop()
+        if agreed.save or self.global_step >= self._save_at_step:
+            self.save()
+
+    def _show(self, source: Source, samples: int, now: float) -> None:
+        self._next_look_s = now + _LOOK_EVERY_S
+        totals = self.timeline.totals()
+        batches, waited, spent = self._looked
+        self._looked = (source.batches_done, totals[phases.WAIT], sum(totals))
+        done = source.batches_done - batches
+        share = (totals[phases.WAIT] - waited) / max(sum(totals) - spent, 1e-9)
+        loss = None if math.isnan(self.meter.own_mean) else self.meter.own_mean
+        self.progress.advance(done, done * samples, loss, share)
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hasten.devices import runtime
+from hasten.feed.keys import mix
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
@@ -19,6 +20,14 @@ def seed_everything(seed: int, device: torch.device) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     runtime.manual_seed(device, seed)
+
+
+def fork_generators(rank: int, device: torch.device) -> None:
+    """Seed the generators anew, from what they were seeded with and a process's rank.
+
+    Processes that draw the same numbers would drop the same units of different samples.
+    """
+    seed_everything(mix(torch.initial_seed(), rank), device)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

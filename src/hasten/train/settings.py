@@ -13,6 +13,7 @@ import torch
 
 from hasten.errors import UsageError
 from hasten.train import precision as precisions
+from hasten.train import strategies
 from hasten.train.schedule import Every
 
 
@@ -34,6 +35,8 @@ class RunOptions(TypedDict, total=False):
     precision: str
     channels_last: bool | str
     compile: bool
+    strategy: str
+    sync_batchnorm: bool
     accumulate: int
     clip_norm: float | None
     seed: int | None
@@ -68,6 +71,11 @@ class RunSettings:
     leaves them (Run)."""
     compile: bool = False
     """Compile the model with ``torch.compile``, in place: names in checkpoints do not change."""
+    strategy: str = "auto"
+    """How the processes of a launcher (torchrun, srun) share out a step: ``ddp``, a copy of the
+    model in each; ``single`` is for one process; ``auto`` takes the one that fits."""
+    sync_batchnorm: bool = False
+    """Batch norms take their statistics over the batch of all processes, not of each its own."""
     accumulate: int = 1
     """Batches whose gradients are averaged before each optimizer step."""
     clip_norm: float | None = None
@@ -109,6 +117,10 @@ class RunSettings:
         if self.precision not in precisions.NAMES:
             raise UsageError(
                 f"unknown precision {self.precision!r}; there are {', '.join(precisions.NAMES)}"
+            )
+        if self.strategy not in strategies.NAMES:
+            raise UsageError(
+                f"no strategy {self.strategy!r}; there are {', '.join(strategies.NAMES)}"
             )
         if self.channels_last not in (True, False, "auto"):
             raise UsageError(f"channels_last={self.channels_last!r}: True, False or 'auto'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from torch.utils.data import Dataset, IterableDataset
 from hasten.devices import move
 from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader
+from hasten.feed.order import Shard
 from hasten.train.seed import rng_state, set_rng_state
+from hasten.train.sharding import Slices
+from hasten.train.world import ALONE, World
 
 
 class Source:
@@ -23,7 +27,7 @@ class Source:
     the global generators' and those of a ``DataLoader`` and its samplers.
     """
 
-    def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
+    def __init__(self, loader: Iterable[Any], device: torch.device, world: World = ALONE) -> None:
         given: object = loader
         if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
             raise UsageError(
@@ -33,6 +37,13 @@ class Source:
         self.loader = loader
         self.device = device
         self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None
+        self._world = world
+        self._slices: Slices | None = None
+        if world.size > 1:
+            if isinstance(loader, Loader):
+                loader.shard(world.rank, world.size)
+            else:
+                self._slices = Slices(loader, Shard(world.rank, world.size))
         self.batches_done = 0
         """Batches of this epoch given to the loop."""
         self._generators = [] if self.fed is not None else _generators(loader)
@@ -84,9 +95,11 @@ class Source:
         now = rng_state(self.device)
         if resume and resume["rng"]:
             set_rng_state(resume["rng"], self.device)
+        elif self._slices is not None:  # all draw the order that the first process draws
+            set_rng_state(self._world.first(now), self.device)
         self._rng_at_epoch = rng_state(self.device)
         self._own_at_epoch = [generator.get_state() for generator in self._generators]
-        batches = iter(self.loader)
+        batches = iter(self.loader if self._slices is None else self._slices)
         for place in range(skip):
             if next(batches, self) is self:
                 raise DataError(
@@ -95,7 +108,21 @@ class Source:
                 )
         if resume:
             set_rng_state(now, self.device)  # where the run itself had got to
+        elif self._slices is not None and not self._world.is_main:
+            first = list(islice(batches, 1))  # it is with the first batch that samplers draw
+            set_rng_state(now, self.device)
+            return chain(first, batches)
         return batches
+
+    def share(self, batch: Any) -> tuple[int, int]:
+        """Samples of the batch given last: those of this process, and those of all."""
+        if self._world.size == 1:
+            samples = count(batch)
+            return samples, samples
+        if self._slices is not None:
+            return self._slices.shares[self.batches_done]
+        share: tuple[int, int] = self.fed.loader.share
+        return share
 
     def onto_device(self, batch: Any) -> Any:
         """The batch on the run's device: at once where the feed has put it there already."""

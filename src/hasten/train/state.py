@@ -22,7 +22,7 @@ from hasten.observe.records import EpochRecord
 from hasten.train import weights
 from hasten.train.checkpoint import Saved
 from hasten.train.precision import Precision
-from hasten.train.seed import rng_state, set_rng_state
+from hasten.train.seed import fork_generators, rng_state, set_rng_state
 from hasten.train.settings import RunSettings
 from hasten.train.spent import Spent
 
@@ -43,6 +43,7 @@ def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "schedulers": [scheduler.state_dict() for scheduler in run.schedulers],
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "rng": rng_state(run.device),
+        "rng_of_ranks": run.world.gather(rng_state(run.device)) if run.world.size > 1 else [],
         "sources": [source.state() for source in run.sources],
         "loss": run.meter.state(),
         "spent": run.spent.to_json(),
@@ -112,9 +113,14 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
     run.history = [EpochRecord.from_json(record) for record in saved.meta["history"]]
     run.best = tuple(saved.meta["best"]) if saved.meta["best"] else None
     run.spent = Spent.from_json(training["spent"])
-    run.meter.restore(training["loss"])
+    if run.world.is_main:  # the sums are those of all processes
+        run.meter.restore(training["loss"])
     run.elapsed_s = training["seconds"]
-    set_rng_state(training["rng"], run.device)
+    rank, generators = run.world.rank, training.get("rng_of_ranks") or [training["rng"]]
+    if rank < len(generators):
+        set_rng_state(generators[rank], run.device)
+    else:
+        fork_generators(rank, run.device)
     return list(training["sources"])
 
 

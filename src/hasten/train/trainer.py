@@ -275,7 +275,9 @@ class Trainer:
         batch = run.peek(train)
         if batch is None:
             raise DataError("the training data gives no batch: is it empty, or drop_last too much?")
-        chosen = probe.choose(run, self, batch)
+        with run.strategy.apart():
+            chosen = run.world.first(run.world.by_main(lambda: probe.choose(run, self, batch)))
+        assert chosen is not None
         run.set_precision(chosen)
         run.say(f"Precision: {chosen}")
         run.write_config()

@@ -45,11 +45,17 @@ class Window:
         """Whether it holds as many batches as it will before its step."""
         return self.batches >= self.size or self.ended
 
-    def share(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
-        """The part of a batch's mean loss in the mean over a full window of such batches."""
-        if samples == self._first:
-            return loss / self.size
-        return loss * (samples / (self._first * self.size))
+    def share(self, loss: torch.Tensor, samples: int, processes: int = 1) -> torch.Tensor:
+        """The part of a mean loss in the mean over a full window of such batches.
+
+        Args:
+            loss: the mean over this process's samples of the batch.
+            samples: how many those are.
+            processes: whose gradients are averaged.
+        """
+        if samples * processes == self._first:
+            return loss if self.size == 1 else loss / self.size
+        return loss * (samples * processes / (self._first * self.size))
 
     def correct(self, parameters: Iterable[torch.Tensor]) -> None:
         """Make the gradients those of the mean over the samples that came, if not as expected."""

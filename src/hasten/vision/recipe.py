@@ -20,10 +20,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, OneCycleLR
 
-from hasten import devices
 from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.feed import Loader
 from hasten.train import Result, Trainer
+from hasten.train import world as worlds
 from hasten.train.checkpoint import FOLDER
 from hasten.train.folder import CONFIG, refuse_run
 from hasten.train.keeping import device_line
@@ -188,10 +188,13 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
         HastenError: of any kind; see :meth:`hasten.Trainer.fit`.
     """
     # Before anything that takes long: what device, and whether the folder can be used at all.
-    around.say(device_line(devices.device(settings.device)))
-    if around.folder is not None and not around.resume:
-        refuse_run(around.folder)
-    data = data or load_data(settings, around.say)
+    device = worlds.device_for(settings.device)
+    world = worlds.join(device)
+    around.say(device_line(device))
+    folder = around.folder
+    if folder is not None and not around.resume:
+        world.by_main(lambda: refuse_run(folder))
+    data = data or world.local_first(lambda: load_data(settings, around.say))
     around.say(f"Data: {data.describe()}")
     seed_everything(settings.seed, torch.device("cpu"))  # the weights' initial values too
     sizes = {"classes": len(data.classes), "channels": data.shape[0], "image_size": data.shape[1]}
@@ -247,9 +250,12 @@ def _fitted(
     ):
         result = trainer.fit(batches, val, epochs=settings.epochs)
         skipped = [f"{index}: {why}" for index, why in batches.skipped + val.skipped]
-        if around.folder is not None:
+        assert trainer.run is not None
+        run = trainer.run
+        if around.folder is not None and (run.world.is_main or run.strategy.in_step):
             shown = gallery.samples(trainer, data, _normalising(data, settings))
-            result = gallery.finish_report(result, data, shown)
+            if run.world.is_main:
+                result = gallery.finish_report(result, data, shown)
     return Trained(result=result, data=data, batch_size=micro, skipped=skipped)
 
 

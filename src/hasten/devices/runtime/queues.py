@@ -90,3 +90,17 @@ def _pinning(kind: str) -> bool:
         pinned = ask(None, torch.empty(1).pin_memory)
         _pinnable[kind] = pinned is not None and bool(pinned.is_pinned())
     return _pinnable[kind]
+
+
+def make_current(device: torch.device) -> None:
+    """Make the device the one that is used where none is named; nothing on the host."""
+    if device.type not in HOST_TYPES and is_current_type(device):
+        ask(None, torch.accelerator.set_device_index, device)
+
+
+def collectives(device: torch.device) -> str | None:
+    """The backend of ``torch.distributed`` for the device (``nccl``); None on the host."""
+    if device.type in HOST_TYPES or not torch.distributed.is_available():
+        return None
+    found = ask(None, torch.distributed.get_default_backend_for_device, device.type)
+    return None if found is None else str(found)

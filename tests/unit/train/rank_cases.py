@@ -1,0 +1,248 @@
+"""What one process and several must come to the same with; run under a launcher it writes that."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import hasten
+from hasten.train import weights
+
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(make: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[make.__name__] = make
+    return make
+
+
+def data(count: int = 43) -> TensorDataset:
+    generator = torch.Generator().manual_seed(2)
+    points = torch.randn(count, 6, generator=generator)
+    return TensorDataset(points, (points.sum(1) > 0).long() + (points[:, 0] > 1).long())
+
+
+class Noted(Dataset[Any]):
+    """Samples one by one; notes which were asked for."""
+
+    def __init__(self) -> None:
+        self.table = data()
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        return self.table[index]
+
+
+class Fetched(Noted):
+    """Samples that threads may make."""
+
+    def fetch(self, index: int, key: int) -> Any:
+        return (self.table[index][0] + key % 7 / 100, self.table[index][1])
+
+
+def mlp(norm: bool = False) -> nn.Module:
+    torch.manual_seed(1)
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    return nn.Sequential(nn.Linear(6, 8), *middle, nn.ReLU(), nn.Linear(8, 3))
+
+
+class Halves(nn.Module):
+    """A part that is never used, beside one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "precision": "float32",
+    "channels_last": False,
+    "progress": "off",
+}
+
+
+def fit(
+    train: Iterable[Any],
+    model: nn.Module | None = None,
+    epochs: int = 4,
+    val: Iterable[Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train: 4 epochs of 6 steps by default; what came of it."""
+    model = model or mlp()
+    trainer = hasten.Trainer(model, loss=nn.CrossEntropyLoss(), optimizer=sgd, **OPTIONS | options)
+    val = val or hasten.Loader(data(37), batch_size=9)
+    result = trainer.fit(train, val, epochs=epochs)
+    assert result.evaluation is not None
+    return {
+        "state": weights.state_of(model),
+        "losses": [(epoch.loss, epoch.val_loss) for epoch in result.history],
+        "samples": result.evaluation.samples,
+        "confusion": result.evaluation.confusion,
+        "step": result.history[-1].step,
+    }
+
+
+def loader(plan: str = "gather", of: Any = None, batch_size: int = 8) -> hasten.Loader:
+    workers: Any = {"processes": 1, "threads": 2}.get(plan, "auto")
+    return hasten.Loader(
+        of or data(), batch_size=batch_size, shuffle=True, plan=plan, num_workers=workers
+    )
+
+
+@case
+def gather() -> Any:
+    return fit(loader())
+
+
+@case
+def inline() -> Any:
+    noted = Noted()
+    with loader("inline", noted) as train:
+        found = fit(train)
+    return found | {"order": noted.asked}
+
+
+@case
+def threads() -> Any:
+    with loader("threads", Fetched()) as train:
+        return fit(train)
+
+
+@case
+def processes() -> Any:
+    with loader("processes", Noted()) as train:
+        return fit(train, epochs=1)
+
+
+@case
+def one_sample_in_the_last_batch() -> Any:
+    """43 = 3 * 14 + 1: a process without a sample takes the step all the same."""
+    return fit(loader(batch_size=14))
+
+
+@case
+def a_sampler() -> Any:
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(43).tolist(), 40)
+    return fit(hasten.Loader(data(), batch_size=8, sampler=sampler))
+
+
+@case
+def a_dataloader() -> Any:
+    return fit(DataLoader(data(), batch_size=8, shuffle=True))
+
+
+@case
+def a_dataloader_with_workers() -> Any:
+    return fit(DataLoader(data(), batch_size=8, shuffle=True, num_workers=1), epochs=2)
+
+
+@case
+def a_list() -> Any:
+    points, labels = data()[:]
+    return fit(list(zip(points.split(8), labels.split(8), strict=True)))
+
+
+@case
+def accumulated() -> Any:
+    return fit(loader(), accumulate=4, clip_norm=0.5)
+
+
+@case
+def unused() -> Any:
+    return fit(loader(), model=Halves())
+
+
+@case
+def adamw_and_schedule() -> Any:
+    model = mlp()
+    trainer = hasten.Trainer(
+        model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.AdamW,
+        lr=0.01,
+        scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.3),
+        **OPTIONS,
+    )
+    result = trainer.fit(loader(), hasten.Loader(data(37), batch_size=9), epochs=6)
+    return {
+        "state": weights.state_of(model),
+        "losses": [(epoch.loss, epoch.learning_rate) for epoch in result.history],
+    }
+
+
+@case
+def a_loop_of_ones_own() -> Any:
+    model = mlp()
+    run = hasten.Run(**OPTIONS)
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    train, val, right = loader(), hasten.Loader(data(3), batch_size=1), 0.0
+    for _ in run.epochs(3):
+        for x, y in run.batches(train):
+            run.backward(nn.functional.cross_entropy(model(x), y))
+            run.step(optimizer)
+        with torch.no_grad():
+            for x, _ in run.batches(val):
+                right += len(x)
+    return {"state": weights.state_of(model), "read": run.world.sum([right])}
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except hasten.HastenError as error:
+        return str(error)
+    return "none"
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(data())
+
+
+def refusals() -> dict[str, str]:
+    """What several processes cannot do."""
+    sampled = torch.utils.data.DistributedSampler(data(), num_replicas=2, rank=0)
+    return {
+        "stream": refusal(lambda: fit(hasten.Loader(Stream(), batch_size=8))),
+        "dataloader stream": refusal(lambda: fit(DataLoader(Stream(), batch_size=8))),
+        "sampler": refusal(lambda: fit(DataLoader(data(), batch_size=8, sampler=sampled))),
+        "generator": refusal(lambda: fit(batch for batch in [])),
+        "single": refusal(lambda: fit(loader(), strategy="single")),
+        "skip": refusal(lambda: fit(hasten.Loader(Noted(), batch_size=8, on_error="skip"))),
+    }
+
+
+def main(target: Path) -> None:
+    found = {}
+    for name, make in CASES.items():
+        torch.manual_seed(0)
+        found[name] = make()
+    rank = torch.distributed.get_rank()
+    torch.save({"cases": found, "refusals": refusals()}, target / f"rank-{rank}.pt")
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(Path(sys.argv[1]))
