@@ -1,71 +1,131 @@
-"""Watching a plan while it runs, and changing it between epochs while that makes them faster."""
+"""Watching a plan while it runs, and changing it while that makes batches come sooner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 from hasten.feed.plan import Plan
 
 Clock = Callable[[], float]
 
-_WARM_UP_BATCHES = 10  # compilation and first allocations: no measure of the plan
-_SHORT_S = 0.5  # an epoch that tells nothing
-_WAITING = 0.10  # share of an epoch spent waiting from which more is tried
+_FIRST_BATCHES = 3  # of an epoch or a plan: start-up, compilation, first allocations
+_WINDOW_S = 0.5
+_WINDOW_BATCHES = 8
+_WAITING = 0.10  # share of the time spent waiting from which more is tried
+_LATE = 0.5  # if fewer batches than that had to be waited for, some are late, not all
 _GAIN = 0.97  # a change is kept if a batch takes at most this share of the time before
+_WORTH_S = 0.2  # what is left to gain in an epoch, for a change in the middle of it
+
+
+class Moves(Protocol):
+    """What can be tried; each gives None where there is nothing to try (see `Planner`)."""
+
+    def larger(self, plan: Plan) -> Plan | None:
+        """More workers."""
+
+    def deeper(self, plan: Plan) -> Plan | None:
+        """More batches ahead."""
+
+    def smaller(self, plan: Plan) -> Plan | None:
+        """Less, where memory is short."""
+
+    def without(self, plan: Plan, period_s: float, step_s: float) -> Plan | None:
+        """Nothing ahead, where that is as fast."""
 
 
 class Watch:
-    """Climbs: more workers while the loop waits and it helps; one step back and still when not.
+    """Climbs: deeper prefetch or more workers while the loop waits; one step back when no gain.
 
-    What is compared is the time of whole epochs, the loop's own work included: workers that take
-    the cores from it are no gain.
+    The wait is the consumer's: from asking for a batch to having it, wherever it went through.
+    What is compared is the time from one batch to the next over a window, the loop's own work
+    included: workers that take the cores from it are no gain. The first batches of an epoch,
+    and of a plan, stand apart.
     """
 
-    def __init__(self, grow: Callable[[Plan], Plan | None], clock: Clock) -> None:
-        """`grow` gives the next larger plan, or None where there is none."""
-        self._grow = grow
-        self._clock = clock
-        self._best: tuple[float, Plan] | None = None
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+        self._before: tuple[float, Plan] | None = None
         self._settled = False
-        self._waited_s = 0.0
-        self._total_s = 0.0
-        self._batches = 0
+        self._skip = _FIRST_BATCHES
+        self._clear()
 
-    def timed(self, items: Iterator[Any]) -> Generator[Any, None, None]:
-        """The same items; measures how long they were waited for, past the first few."""
-        clock = self._clock
-        self._waited_s = self._total_s = 0.0
-        self._batches = 0
-        count, begin, waited = 0, clock(), 0.0
-        asked = begin
-        for item in items:
-            count += 1
-            waited += clock() - asked
-            yield item
-            asked = clock()
-            if count == _WARM_UP_BATCHES:
-                begin, waited = asked, 0.0
-        self._batches = max(0, count - _WARM_UP_BATCHES)
-        self._waited_s, self._total_s = waited, clock() - begin
+    def _clear(self) -> None:
+        self._batches = self._late = 0
+        self._waited_s = self._worked_s = 0.0
 
-    def next_plan(self, plan: Plan) -> Plan:
-        """The plan for the next epoch, after one with this plan was watched to its end."""
-        if self._settled or not self._batches or self._total_s < _SHORT_S:
+    def begin(self) -> None:
+        """An epoch starts."""
+        self._clear()
+        self._skip = max(self._skip, _FIRST_BATCHES)
+
+    def saw(self, wait_s: float, work_s: float) -> None:
+        """A batch was waited for, and worked on by the loop, for so long."""
+        if self._skip:
+            self._skip -= 1
+            return
+        self._batches += 1
+        self._waited_s += wait_s
+        self._worked_s += work_s
+        self._late += wait_s > _WAITING * (wait_s + work_s)
+
+    @property
+    def full(self) -> bool:
+        """Enough was seen for a decision."""
+        total = self._waited_s + self._worked_s
+        return self._batches >= _WINDOW_BATCHES and total >= _WINDOW_S
+
+    @property
+    def step_s(self) -> float | None:
+        """The loop's own work on a batch, as far as seen."""
+        return self._worked_s / self._batches if self._batches else None
+
+    def decide(self, plan: Plan, left: int | None = None) -> Plan:
+        """The plan to go on with: the same one, or what is worth a trial, or a step back.
+
+        Args:
+            left: batches that are left in this epoch; None if it is over.
+        """
+        total_s = self._waited_s + self._worked_s
+        period_s, step_s = total_s / self._batches, self._worked_s / self._batches
+        waiting, late = self._waited_s / total_s, self._late / self._batches
+        plan = replace(plan, step_s=step_s)
+        to_gain_s = 0.0 if left is None else left * self._waited_s / self._batches
+        if left is not None and self._before is None and to_gain_s < _WORTH_S:
+            return plan  # more is seen until the epoch is over, and decided then
+        self._clear()
+        less = self._moves.smaller(plan)
+        if less is not None:
+            self._before, self._settled = None, True
+            return self._to(less)
+        if self._before is not None:
+            before_s, before = self._before
+            self._before = None
+            if period_s > _GAIN * before_s:
+                self._settled = True
+                tried = f"{_size(plan)} took {period_s / before_s:.2f} times as long"
+                return self._to(replace(before, reason=f"{before.reason}; {tried}", step_s=step_s))
+            self._settled = before.workers > 0 and not plan.workers  # the other was tried
+        if self._settled:
             return plan
-        batch_s, waiting = self._total_s / self._batches, self._waited_s / self._total_s
-        if self._best is not None and self._best[1] != plan and batch_s > _GAIN * self._best[0]:
-            self._settled = True
-            best_s, best = self._best
-            tried = f"{_size(plan)} took {batch_s / best_s:.2f} times as long"
-            return replace(best, reason=f"{best.reason}; {tried}")
-        self._best = batch_s, plan
-        larger = self._grow(plan) if waiting > _WAITING else None
-        if larger is None:
+        tried_plan = self._moves.without(plan, period_s, step_s)
+        if tried_plan is None and waiting > _WAITING:
+            said = f"{plan.reason}; the loop waited {waiting:.0%} of the time"
+            more = self._moves.deeper(plan) if late < _LATE else None
+            more = more or self._moves.larger(plan)
+            tried_plan = more and replace(more, reason=said)
+        if tried_plan is None:
             return plan
-        return replace(larger, reason=f"{plan.reason}; the loop waited {waiting:.0%} of the time")
+        self._before = period_s, plan
+        return self._to(tried_plan)
+
+    def _to(self, plan: Plan) -> Plan:
+        self._skip = _FIRST_BATCHES + plan.prefetch_batches
+        return plan
 
 
 def _size(plan: Plan) -> str:
-    return f"{plan.name} with {plan.workers}" if plan.workers else plan.name
+    if not plan.workers:
+        return plan.name
+    return f"{plan.name} with {plan.workers}, {plan.prefetch_batches} batches ahead,"

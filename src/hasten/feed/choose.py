@@ -3,267 +3,354 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
-from hasten.feed import randomness
+from hasten.feed.measure import Measured, measure_apart
 from hasten.feed.options import Options
-from hasten.feed.plan import Plan
+from hasten.feed.plan import Plan, duration
 from hasten.feed.samples import Maker
 from hasten.feed.tables import Table
 
 Clock = Callable[[], float]
 
-_TRIAL_S = 0.5  # a plan is chosen in at most a second; the last sample may take long
-_TRIAL_SAMPLES = 64
 _START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes to pay
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
 _RESIDENT_SHARE = 0.25  # of the device's free memory
+_MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
+_SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
 _MOST_WORKERS = 16
+_MOST_AHEAD = 8  # batches a worker
+_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WAITS = "mostly waiting"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a few samples cost.
+class Planner:
+    """Chooses a plan for one data set, and the next one to try while it runs."""
 
-    Attributes:
-        samples: that were tried and came.
-        seconds: of one, by the clock; of its processor time where `cpu_seconds`.
-        bytes: of the tensors and arrays in one.
-    """
+    def __init__(
+        self, options: Options, maker: Maker, table: Table | None, clock: Clock = time.perf_counter
+    ) -> None:
+        self._options = options
+        self._maker = maker
+        self._table = table
+        self._clock = clock
+        self._cost: Measured | None = None
+        self._measured = False
 
-    samples: int
-    seconds: float
-    cpu_seconds: float
-    bytes: int
+    @property
+    def cost(self) -> Measured | None:
+        """What samples cost; None where nothing needed to be, or could be, measured."""
+        return self._cost
 
+    def plan(self, device: torch.device | None) -> Plan:
+        """The plan for batches on this device (None: they stay on the host).
 
-def measure(
-    maker: Maker,
-    count: int,
-    *,
-    clock: Clock = time.perf_counter,
-    cpu_clock: Clock = time.thread_time,
-) -> Measured | None:
-    """Time some samples, spread over the data set; None where none came.
+        Raises:
+            UsageError: a plan was asked for that the data set does not allow.
+        """
+        return self._placed(self._choose(device), device)
 
-    One that fails is passed over: iterating tells of it. The global generators stay as they were.
-    """
-    if count == 0:
-        return None
-    tries = min(count, _TRIAL_SAMPLES)
-    outside = randomness.save()
-    seconds = cpu = 0.0
-    done = size = 0
-    begin = clock()
-    try:
-        for number in range(tries):
-            started, cpu_started = clock(), cpu_clock()
-            try:
-                sample = maker.sample(0, number * count // tries)
-            except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
-                continue
-            ended, cpu_ended = clock(), cpu_clock()
-            if done or number == tries - 1:  # the first one warms up what all of them need
-                seconds, cpu = seconds + ended - started, cpu + cpu_ended - cpu_started
-                size += _bytes(sample)
-            done += 1
-            if ended - begin > _TRIAL_S:
-                if done == 1:
-                    seconds, cpu, size = ended - started, cpu_ended - cpu_started, _bytes(sample)
-                break
-    finally:
-        randomness.restore(outside)
-    if not done:
-        return None
-    timed = max(1, done - 1)
-    return Measured(
-        samples=done, seconds=seconds / timed, cpu_seconds=cpu / timed, bytes=size // timed
-    )
+    def _placed(self, plan: Plan, device: torch.device | None) -> Plan:
+        options = self._options
+        transformed = options.device_transform is not None and device is not None
+        if device is None or runtime.is_host(device):
+            pin = options.pin_memory is True and runtime.accelerator() is not None
+            return replace(plan, pinned=pin, transformed=transformed)
+        if plan.name == "resident":
+            return replace(plan, transformed=transformed)
+        can_pin = runtime.can_pin(device)
+        pin = can_pin if options.pin_memory == "auto" else bool(options.pin_memory)
+        ahead = 2 if runtime.can_overlap(device) else 0
+        return replace(
+            plan,
+            pinned=pin,
+            copied=True,
+            ahead_batches=ahead,
+            blocked=_why_not_beside(device, pin=pin, can_pin=can_pin, ahead=ahead),
+            transformed=transformed,
+        )
 
+    def _choose(self, device: torch.device | None) -> Plan:
+        options, maker = self._options, self._maker
+        workers, name = options.num_workers, options.plan
+        if name in ("resident", "gather"):
+            return self._of_table(device, asked=True)
+        if name == "threads":
+            if maker.fetch is None and (workers not in ("auto", 1) or options.iterable):
+                raise UsageError(
+                    f'plan="threads" with several threads needs a data set with fetch(index, '
+                    f"key), whose samples draw their randomness from the key alone; "
+                    f"{type(options.dataset).__name__} has none: leave num_workers out, or "
+                    "give 1"
+                )
+            single = 1 if maker.fetch is None else cores()
+            return self._threads(single if workers == "auto" else workers, "asked for")
+        if name == "processes":
+            count = max(1, cores() - 1) if workers == "auto" else workers
+            return self._processes(count, "asked for")
+        if name == "inline":
+            return Plan(name="inline", reason="asked for")
+        if workers != "auto" and workers > 0:
+            have = cores()
+            note = f", more than the {have} core{'s' * (have > 1)}" if workers > have else ""
+            return self._processes(workers, f"num_workers={workers} asked for{note}")
+        if self._table is not None:
+            return self._of_table(device, asked=False)
+        if workers == 0:
+            return Plan(name="inline", reason="num_workers=0 asked for")
+        if options.iterable:
+            return Plan(name="inline", reason="a stream, which only its author can share out")
+        return self._by_cost()
 
-def choose(
-    options: Options,
-    table: Table | None,
-    maker: Maker,
-    device: torch.device | None,
-    *,
-    clock: Clock = time.perf_counter,
-) -> Plan:
-    """The plan for these options on this device (None: batches stay on the host).
-
-    Raises:
-        UsageError: a plan was asked for that the data set does not allow.
-    """
-    plan = _choose(options, table, maker, device, clock)
-    if device is None or runtime.is_host(device):
-        pin = options.pin_memory is True and runtime.accelerator() is not None
-        return replace(plan, pinned=pin)
-    if plan.name == "resident":
-        return plan
-    pin = runtime.can_pin(device) if options.pin_memory == "auto" else bool(options.pin_memory)
-    ahead = 2 if runtime.can_overlap(device) else 0
-    return replace(plan, pinned=pin, ahead_batches=ahead)
-
-
-def _choose(
-    options: Options, table: Table | None, maker: Maker, device: torch.device | None, clock: Clock
-) -> Plan:
-    workers, name = options.num_workers, options.plan
-    if name in ("resident", "gather"):
-        return _of_table(options, table, device, asked=True)
-    if name == "threads":
-        if maker.fetch is None:
+    def _of_table(self, device: torch.device | None, *, asked: bool) -> Plan:
+        options, table = self._options, self._table
+        if table is None:
             raise UsageError(
-                f'plan="threads" needs a data set with fetch(index, key), whose samples draw '
-                f"their randomness from the key alone; {type(options.dataset).__name__} has none"
+                f"plan={options.plan!r} needs a data set of whole tensors (TensorDataset, one "
+                "whose __getitem__ only indexes tensors or arrays, or Subset or ConcatDataset of "
+                f"them, with the default collate_fn); {type(options.dataset).__name__} is not "
+                "recognised as one"
             )
-        count = runtime.cores() if workers == "auto" else workers
-        return _threads(count, "asked for")
-    if name == "processes":
-        count = max(1, runtime.cores() - 1) if workers == "auto" else workers
-        return _processes(options, count, "asked for")
-    if name == "inline":
-        return Plan(name="inline", reason="asked for")
-    if workers != "auto" and workers > 0:
-        cores = runtime.cores()
-        note = f", more than the {cores} cores" if workers > cores else ""
-        return _processes(options, workers, f"num_workers={workers} asked for{note}")
-    if table is not None:
-        return _of_table(options, table, device, asked=False)
-    if workers == 0:
-        return Plan(name="inline", reason="num_workers=0 asked for")
-    if options.iterable:
-        return Plan(name="inline", reason="a stream, which only its author can share out")
-    return _measured(options, maker, clock)
-
-
-def _of_table(
-    options: Options, table: Table | None, device: torch.device | None, *, asked: bool
-) -> Plan:
-    if table is None:
-        raise UsageError(
-            f"plan={options.plan!r} needs a data set of whole tensors (TensorDataset, or Subset or "
-            "ConcatDataset of them, with the default collate_fn); "
-            f"{type(options.dataset).__name__} is not recognised as one"
-        )
-    count = f"{table.rows:,} samples in memory"
-    if device is None or runtime.is_host(device) or options.plan == "gather":
-        return Plan(name="gather", reason=count)
-    size = table.rows * table.row_bytes
-    memory = runtime.memory(device)
-    fits = memory is not None and size < _RESIDENT_SHARE * memory.free_bytes
-    if asked or fits:
-        room = f" of {memory.free_bytes >> 20:,} free" if memory else ""
+        count = f"{table.rows:,} samples in memory"
+        if device is None or runtime.is_host(device) or options.plan == "gather":
+            each = _gathering(table, options.batch_size or 1, self._clock)
+            return Plan(name="gather", reason=f"{count}, {duration(each)} a sample")
+        size = table.rows * table.row_bytes
+        memory = runtime.memory(device)
+        fits = memory is not None and size < _RESIDENT_SHARE * memory.free_bytes
+        if asked or fits:
+            room = f" of {memory.free_bytes >> 20:,} free" if memory else ""
+            return Plan(
+                name="resident",
+                reason=f"{table.rows:,} samples take {size >> 20:,} MiB{room} on {device}",
+            )
+        free = f"{memory.free_bytes >> 20:,} MiB free" if memory else "memory of unknown size"
         return Plan(
-            name="resident",
-            reason=f"{table.rows:,} samples take {size >> 20:,} MiB{room} on {device}",
+            name="gather", reason=f"{count}, {size >> 20:,} MiB: too many for {free} on {device}"
         )
-    free = f"{memory.free_bytes >> 20:,} MiB free" if memory else "memory of unknown size"
-    return Plan(
-        name="gather", reason=f"{count}, {size >> 20:,} MiB: too many for {free} on {device}"
+
+    def _by_cost(self) -> Plan:
+        options, maker = self._options, self._maker
+        if options.worker_init_fn is not None:
+            count = max(1, cores() - 1)
+            return self._processes(count, "worker_init_fn is given, which is for processes")
+        cost, count = self._measure(), self._count()
+        if cost is None:
+            return Plan(name="inline", reason="no sample could be measured")
+        each = f"{duration(cost.seconds)} a sample"
+        if cost.cut:
+            each = f"over {each}"
+        if self._batch_s(cost) < _CHEAP_BATCH_S:
+            return Plan(name="inline", reason=f"{each}, too cheap to hand over")
+        have, waits = cores(), cost.busy <= 0.5 and not cost.cut
+        if maker.fetch is not None and (waits or cost.cut or cost.free > 0.5 or have == 1):
+            if not waits:
+                return self._threads(have, each)
+            wanted = min(_MOST_WORKERS, math.ceil(have / max(cost.busy, 0.05)))
+            return self._threads(self._within_memory(wanted), f"{each}, {_WAITS}")
+        if maker.fetch is None and waits and not cost.draws:
+            return self._threads(1, f"{each}, {_WAITS}")
+        if have == 1 and not waits:
+            return Plan(name="inline", reason=f"{each}, and one core")
+        if not cost.cut and cost.seconds * count < _START_WORKERS_S:
+            return Plan(name="inline", reason=f"{each}, an epoch's take less than starting workers")
+        return self._by_processes(cost, f"{each}, {_WAITS}" if waits else each)
+
+    def _by_processes(self, cost: Measured, reason: str) -> Plan:
+        """As many workers as there are cores, or more where they mostly wait."""
+        have, size = cores(), self._options.batch_size or 1
+        waits = cost.busy <= 0.5 and not cost.cut
+        wanted = math.ceil(have / max(cost.busy, 0.05)) if waits else have
+        wanted = min(wanted, _MOST_WORKERS, max(1, -(-self._count() // size)))
+        room, batch_bytes = _shared_memory_free(), cost.bytes * size
+        fits = room // (4 * batch_bytes) if batch_bytes and room is not None else wanted
+        if fits < 1:
+            return Plan(name="inline", reason=f"{reason}, but /dev/shm has room for no batches")
+        if fits < wanted:
+            reason += f", /dev/shm has room for {fits} workers' batches"
+        within = self._within_memory(min(wanted, fits))
+        if within < min(wanted, fits):
+            reason += f", memory for {within} workers' batches"
+        return self._processes(within, reason)
+
+    def _measure(self) -> Measured | None:
+        if not self._measured:
+            size = self._options.batch_size or 1
+            self._cost = measure_apart(self._maker, self._count(), size, clock=self._clock)
+            self._measured = True
+        return self._cost
+
+    def _count(self) -> int:
+        dataset = self._options.dataset
+        return len(dataset) if hasattr(dataset, "__len__") else 0
+
+    def _batch_s(self, cost: Measured) -> float:
+        return cost.seconds * (self._options.batch_size or 1) + cost.collate_seconds
+
+    def _within_memory(self, wanted: int) -> int:
+        """Workers whose batches ahead of the loop fit into the host's memory; at least one."""
+        cost, memory = self._cost, runtime.memory(torch.device("cpu"))
+        if cost is None or memory is None or not cost.bytes:
+            return wanted
+        each = 2 * cost.bytes * (self._options.batch_size or 1)
+        return max(1, min(wanted, int(_MEMORY_SHARE * memory.free_bytes) // each))
+
+    def _threads(self, count: int, reason: str) -> Plan:
+        ahead = max(2, count) if self._maker.fetch is not None else 4
+        return Plan(name="threads", reason=reason, workers=count, prefetch_batches=ahead)
+
+    def _processes(self, count: int, reason: str) -> Plan:
+        each = self._options.prefetch_factor or 2
+        return Plan(name="processes", reason=reason, workers=count, prefetch_batches=each * count)
+
+    # While a plan runs -----------------------------------------------------------------------
+
+    def larger(self, plan: Plan) -> Plan | None:
+        """The next plan to try where the loop waits; None where this one is all there is."""
+        if not self._options.chosen or plan.name not in ("inline", "threads", "processes"):
+            return None
+        have, cost = cores(), self._cost
+        waits = cost is not None and cost.busy <= 0.5
+        alone = self._maker.fetch is None and plan.name != "processes"
+        if alone:  # the loop's thread, or one beside it
+            if cost is None or cost.opens or (have == 1 and not waits):
+                return None
+            grown = self._by_processes(cost, plan.reason)
+            return _like(grown, plan) if grown.workers else None
+        if plan.name == "inline":
+            return _like(self._threads(have, plan.reason), plan) if have > 1 else None
+        count = plan.workers + max(1, plan.workers // 4)
+        most = _MOST_WORKERS if waits else min(_MOST_WORKERS, have + 1)
+        if count > most or self._within_memory(count) < count:
+            return None
+        ahead = plan.prefetch_batches * count // plan.workers
+        return replace(plan, workers=count, prefetch_batches=max(ahead, count))
+
+    def deeper(self, plan: Plan) -> Plan | None:
+        """The same with more batches ahead, where the loop waits for a few late ones."""
+        if not self._options.chosen or not plan.workers:
+            return None
+        ahead = 2 * plan.prefetch_batches
+        if ahead > _MOST_AHEAD * plan.workers:
+            return None
+        memory, cost = runtime.memory(torch.device("cpu")), self._cost
+        if memory is not None and cost is not None:
+            size = ahead * cost.bytes * (self._options.batch_size or 1)
+            room = _shared_memory_free() if plan.name == "processes" else None
+            if size > _MEMORY_SHARE * memory.free_bytes or (room is not None and 2 * size > room):
+                return None
+        return replace(plan, prefetch_batches=ahead)
+
+    def smaller(self, plan: Plan) -> Plan | None:
+        """Half of it, where the host's memory or /dev/shm runs short; None where they do not."""
+        if not self._options.chosen or plan.name not in ("threads", "processes"):
+            return None
+        count = max(1, plan.workers // 2)
+        ahead = max(count, plan.prefetch_batches // 2)
+        if ahead == plan.prefetch_batches:
+            return None
+        short = ""
+        memory = runtime.memory(torch.device("cpu"))
+        if memory is not None and memory.free_bytes < _SHORT_OF_MEMORY * memory.total_bytes:
+            short = f"{memory.free_bytes >> 20:,} MiB of memory left"
+        room, cost = _shared_memory_free(), self._cost
+        if plan.name == "processes" and room is not None and cost is not None:
+            batch_bytes = cost.bytes * (self._options.batch_size or 1)
+            if room < 2 * plan.workers * batch_bytes:
+                short = f"{room >> 20:,} MiB left in /dev/shm"
+        if not short:
+            return None
+        return replace(
+            plan, workers=count, prefetch_batches=ahead, reason=f"{plan.reason}; {short}"
+        )
+
+    def without(self, plan: Plan, period_s: float, step_s: float) -> Plan | None:
+        """`inline`, where batches ahead of the loop gain nothing: none of them is worth a wait.
+
+        Args:
+            period_s: from one batch to the next, with this plan.
+            step_s: of those, the loop's own.
+        """
+        cost = self._cost
+        if not self._options.chosen or not plan.workers or cost is None or cost.cut:
+            return None
+        if period_s <= 1.05 * (self._batch_s(cost) + step_s):
+            return None
+        reason = f"{plan.reason}; batches made ahead came later than made when asked for"
+        return _like(Plan(name="inline", reason=reason), plan)
+
+    def instead(self, plan: Plan, why: str) -> Plan:
+        """A plan for the rest, after this one turned out not to suit the data set."""
+        reason = f"{plan.reason}; not {plan.name}: {why}"
+        cost = self._cost
+        worth = cost is not None and not cost.opens and self._batch_s(cost) >= _CHEAP_BATCH_S
+        if plan.name == "threads" and worth and cost is not None and self._options.chosen:
+            return _like(self._by_processes(cost, reason), plan)
+        return _like(Plan(name="inline", reason=reason), plan)
+
+
+def cores() -> int:
+    """Cores that this process may use for itself: those of its mask and cgroup, by its ranks.
+
+    Ranks that were each bound to cores of their own share nothing.
+    """
+    have = runtime.cores()
+    ranks = next((int(v) for n in _RANKS if (v := os.environ.get(n, "")).isdigit()), 1)
+    if ranks <= 1 or have * ranks <= (os.cpu_count() or 1):
+        return have
+    return max(1, have // ranks)
+
+
+def _like(new: Plan, old: Plan) -> Plan:
+    """The new plan, with what the old one does once batches are made."""
+    return replace(
+        new,
+        pinned=old.pinned,
+        copied=old.copied,
+        ahead_batches=old.ahead_batches,
+        ahead_bytes=old.ahead_bytes,
+        blocked=old.blocked,
+        transformed=old.transformed,
+        step_s=old.step_s,
     )
 
 
-def _measured(options: Options, maker: Maker, clock: Clock) -> Plan:
-    if options.worker_init_fn is not None:
-        count = max(1, runtime.cores() - 1)
-        return _processes(options, count, "worker_init_fn is given, which is for processes")
-    count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
-    cost = measure(maker, count, clock=clock)
-    if cost is None:
-        return Plan(name="inline", reason="no sample could be measured")
-    batch_s = cost.seconds * (options.batch_size or 1)
-    each = f"{duration(cost.seconds)} a sample"
-    if batch_s < _CHEAP_BATCH_S:
-        return Plan(name="inline", reason=f"{each}, too cheap to hand over")
-    busy = min(1.0, cost.cpu_seconds / cost.seconds) if cost.seconds else 1.0
-    cores = runtime.cores()
-    if maker.fetch is not None:
-        if busy > 0.5:
-            return _threads(cores, each)
-        return _threads(min(_MOST_WORKERS, math.ceil(cores / max(busy, 0.05))), f"{each}, {_WAITS}")
-    if cores == 1 and busy > 0.5:
-        return Plan(name="inline", reason=f"{each}, and one core")
-    if cost.seconds * count < _START_WORKERS_S:
-        return Plan(name="inline", reason=f"{each}, an epoch's take less than starting workers")
-    # One core is left to the training step; samples that mostly wait need more than one a core.
-    wanted = max(1, cores - 1) if busy > 0.5 else math.ceil(cores / max(busy, 0.05))
-    wanted = min(wanted, _MOST_WORKERS, max(1, -(-count // (options.batch_size or 1))))
-    room = _shared_memory_free()
-    batch_bytes = cost.bytes * (options.batch_size or 1)
-    fits = room // (4 * batch_bytes) if batch_bytes and room is not None else wanted
-    if fits < 1:
-        return Plan(name="inline", reason=f"{each}, but /dev/shm has room for no batches")
-    reason = each if busy > 0.5 else f"{each}, {_WAITS}"
-    if fits < wanted:
-        reason += f", /dev/shm has room for {fits} workers' batches"
-    return _processes(options, min(wanted, fits), reason)
+def _gathering(table: Table, size: int, clock: Clock) -> float:
+    """Seconds a sample, of the quickest of three batches."""
+    rows = np.linspace(0, table.rows - 1, min(size, table.rows)).astype(np.int64)
+    took = []
+    for _ in range(3):
+        begin = clock()
+        table.take(rows)
+        took.append(clock() - begin)
+    return min(took) / len(rows)
 
 
-def _threads(count: int, reason: str) -> Plan:
-    return Plan(name="threads", reason=reason, workers=count, prefetch_batches=max(2, count))
-
-
-def _processes(options: Options, count: int, reason: str) -> Plan:
-    each = options.prefetch_factor or 2
-    return Plan(name="processes", reason=reason, workers=count, prefetch_batches=each * count)
-
-
-def larger(options: Options, plan: Plan) -> Plan | None:
-    """The next plan to try where the loop waits; None where this one is all there is.
-
-    Only plans that were chosen here grow, not those that were asked for.
-    """
-    chosen = options.plan == "auto" and options.num_workers == "auto"
-    if not chosen or options.iterable or plan.name not in ("inline", "threads", "processes"):
-        return None
-    cores = runtime.cores()
-    if plan.name == "inline":
-        if cores == 1:
-            return None
-        grown = _processes(options, 1, plan.reason)
-    else:
-        count = plan.workers + max(1, plan.workers // 4)
-        if count > min(_MOST_WORKERS, 2 * cores):
-            return None
-        make = _threads if plan.name == "threads" else partial(_processes, options)
-        grown = make(count, plan.reason)
-    return replace(grown, pinned=plan.pinned, ahead_batches=plan.ahead_batches)
-
-
-def duration(seconds: float) -> str:
-    """``0.4 µs``, ``12 ms``, ``1.3 s``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            value = seconds / scale
-            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    micros = seconds * 1e6
-    return f"{micros:.2g} µs" if micros < 100 else f"{micros:.0f} µs"
+def _why_not_beside(device: torch.device, *, pin: bool, can_pin: bool, ahead: int) -> str:
+    """Why copies to the device wait for, or hold up, its computation; "" where they do not."""
+    if not ahead and device.type == "mps":
+        return "on Apple's GPUs a non-blocking copy may read memory that has changed by then"
+    if not ahead:
+        return f"{device.type} has no asynchronous copies"
+    if pin:
+        return ""
+    if not can_pin:
+        return f"memory cannot be page-locked for {device}, so each copy goes through a buffer"
+    return "pin_memory=False: a copy from pageable memory holds up the host until it is done"
 
 
 def _shared_memory_free() -> int | None:
     if not sys.platform.startswith("linux") or not Path("/dev/shm").is_dir():
         return None
     return shutil.disk_usage("/dev/shm").free
-
-
-def _bytes(sample: Any) -> int:
-    if isinstance(sample, torch.Tensor):
-        return sample.numel() * sample.element_size()
-    if isinstance(sample, Mapping):
-        return sum(map(_bytes, sample.values()))
-    if isinstance(sample, list | tuple):
-        return sum(map(_bytes, sample))
-    return int(getattr(sample, "nbytes", 8))

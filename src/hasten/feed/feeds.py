@@ -1,27 +1,29 @@
-"""The plan, and the source that runs it, for each place that batches are wanted in."""
+"""The plan, and what runs it, for each place that batches are wanted in; changed while it runs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
 from hasten.feed import tables
 from hasten.feed.adapt import Watch
-from hasten.feed.choose import choose, larger
+from hasten.feed.choose import Planner
+from hasten.feed.executor import Executor, Items, Parts
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
-from hasten.feed.samples import Maker, pinned
-from hasten.feed.sources import Gather, Inline, Item, OnDevice, Report, Source, Stream
-from hasten.feed.threads import Threads
-from hasten.feed.workers import Processes
+from hasten.feed.relay import Relay
+from hasten.feed.samples import Maker
+from hasten.feed.sources import Item, Report
 
 _log = logging.getLogger("hasten.feed")
+
+_STEPS_SEEN = 20  # of a plan that has nothing to change
 
 
 class Feeds:
@@ -42,96 +44,153 @@ class Feeds:
             batched=options.batched,
         )
         self._table: tables.Table | None = None
-        self._recognised = options.iterable or not options.batched
+        self._planner: Planner | None = None
         self._feeds: dict[torch.device | None, _Feed] = {}
-        self._changes: list[tuple[Plan, Plan]] = []
 
     def plan(self, device: torch.device | None) -> Plan:
         """The plan for a device; None for batches that stay on the host."""
-        return self._feed(device).plan
+        return self._feed(device).executor.plan
 
     def explain(self, device: torch.device | None) -> str:
         """The plan in a paragraph, and how it changed on the way."""
-        changes = [f"  changed from {old} to {new}" for old, new in self._changes]
-        return "\n".join([self.plan(device).explain(), *changes])
+        feed = self._feed(device)
+        changes = [f"  changed from {old} to {new}" for old, new in feed.changes]
+        return "\n".join([feed.executor.plan.explain(), *changes])
 
     def items(
         self, device: torch.device | None, ahead: Ahead | None, epoch: int, first: int
     ) -> Generator[Item, None, None]:
         """An epoch's batches, where they are wanted, from number `first` on."""
         feed = self._feed(device)
-        source = feed.source.batches(epoch, first)
-        watched = feed.plan.name in ("inline", "threads", "processes")
-        host = feed.watch.timed(source) if watched else source
-        placed = _placed(host, feed.plan, ahead)
+        host = self._host(feed, epoch, first)
+        given = feed.executor.place(host, ahead, epoch)
         try:
-            yield from placed
-            if watched:
-                self._adapt(feed, device)
+            yield from self._watched(feed, given[-1])
         finally:
-            for running in (placed, host, source):
+            for running in reversed(given):
                 running.close()
 
     def close(self) -> None:
         """Forget the plans; end what their sources keep from epoch to epoch."""
         for feed in self._feeds.values():
-            feed.source.close()
+            feed.executor.close()
         self._feeds.clear()
 
     def _feed(self, device: torch.device | None) -> _Feed:
         found = self._feeds.get(device)
         if found is None:
-            if not self._recognised:
-                self._table = tables.recognise(self._options.dataset, self._options.collate_fn)
-                self._recognised = True
-            plan = choose(self._options, self._table, self._maker, device, clock=self._clock)
-            watch = Watch(partial(larger, self._options), self._clock)
-            found = self._feeds[device] = _Feed(plan, self._source(plan, device), watch)
+            planner = self._planner = self._planner or self._new_planner()
+            plan = planner.plan(device)
+            relay = None if self._order is None else Relay(self._order)
+            parts = Parts(
+                options=self._options,
+                maker=self._maker,
+                relay=relay,
+                table=self._table,
+                report=self._report,
+                clock=self._clock,
+            )
+            executor = Executor(parts, plan, device)
+            found = _Feed(device, executor, parts, planner, Watch(planner))
+            self._feeds[device] = found
             _log.info("feed: %s", plan)
         return found
 
-    def _source(self, plan: Plan, device: torch.device | None) -> Source:
-        options, order, table = self._options, self._order, self._table
-        if plan.name == "processes":
-            return Processes(options, plan, self._maker, order, self._report)
-        if order is None:
-            return Stream(
-                options.dataset,
-                options.collate_fn,
-                options.batch_size,
-                drop_last=options.drop_last,
-                seed=options.seed,
-            )
-        if plan.name == "resident" and table is not None and device is not None:
-            return OnDevice(table, order, device)
-        if plan.name == "gather" and table is not None:
-            return Gather(table, order, pin=plan.pinned, clock=self._clock)
-        if plan.name == "threads":
-            return Threads(self._maker, plan, order, self._report)
-        return Inline(self._maker, order, self._report)
+    def _new_planner(self) -> Planner:
+        options = self._options
+        if not options.iterable and options.batched:
+            self._table = tables.recognise(options.dataset, options.collate_fn)
+        return Planner(options, self._maker, self._table, self._clock)
 
-    def _adapt(self, feed: _Feed, device: torch.device | None) -> None:
-        plan = feed.watch.next_plan(feed.plan)
-        if plan == feed.plan or self._feeds.get(device) is not feed:
+    def _host(self, feed: _Feed, epoch: int, first: int) -> Items:
+        """The batches, made by one plan after another where it changes on the way."""
+        relay = feed.parts.relay
+        if relay is None:
+            yield from feed.executor.host(epoch, first)
             return
-        _log.info("feed: %s (before: %s)", plan, feed.plan)
-        self._changes.append((feed.plan, plan))
-        feed.source.close()
-        feed.plan, feed.source = plan, self._source(plan, device)
+        run = relay.begin(epoch, first)
+        while True:
+            executor, relay.current = feed.executor, run
+            items = executor.host(epoch, run.next_number)
+            try:
+                for item in items:
+                    yield item
+                    del item
+                    if feed.wanted is not None:
+                        run.stop()  # what is under way is given yet
+            finally:
+                items.close()
+            if executor.unfit and feed.wanted is None:
+                feed.wanted = feed.planner.instead(executor.plan, executor.unfit)
+            if feed.wanted is not None and feed.executor is executor:
+                self._change(feed)
+            if run.over:
+                return
+
+    def _watched(self, feed: _Feed, items: Items) -> Items:
+        """The same batches; how long they were waited for decides what is changed."""
+        clock, watch, relay = self._clock, feed.watch, feed.parts.relay
+        changing = feed.executor.plan.name not in ("gather", "resident")
+        watch.begin()
+        asked = clock()
+        for item in items if changing else islice(items, _STEPS_SEEN):
+            got, number = clock(), item[0]
+            yield item
+            del item
+            now = clock()
+            watch.saw(got - asked, now - got)
+            asked = now
+            if changing and watch.full:
+                self._decide(feed, _left(relay, number))
+        if changing:
+            if watch.full:
+                self._decide(feed, None)
+            if feed.wanted is not None:
+                self._change(feed)
+            return
+        step_s = watch.step_s
+        if step_s is not None and feed.executor.plan.step_s is None:
+            feed.executor.plan = replace(feed.executor.plan, step_s=step_s)
+            _log.info("feed: %s", feed.executor.plan)
+        yield from items
+
+    def _decide(self, feed: _Feed, left: int | None) -> None:
+        old = feed.executor.plan
+        new = feed.watch.decide(old, left)
+        if new != replace(old, step_s=new.step_s):
+            feed.wanted = new
+            return
+        feed.executor.plan = new
+        if old.step_s is None:
+            _log.info("feed: %s", new)
+
+    def _change(self, feed: _Feed) -> None:
+        old, new = feed.executor.plan, feed.wanted
+        feed.wanted = None
+        if new is None or self._feeds.get(feed.device) is not feed:
+            return
+        _log.info("feed: %s (before: %s)", new, old)
+        feed.changes.append((old, new))
+        feed.executor.close()
+        feed.executor = Executor(feed.parts, new, feed.device)
 
 
 @dataclass(slots=True)
 class _Feed:
-    plan: Plan
-    source: Source
+    """What runs for one device; `wanted` is the plan to change to at the next batch."""
+
+    device: torch.device | None
+    executor: Executor
+    parts: Parts
+    planner: Planner
     watch: Watch
+    changes: list[tuple[Plan, Plan]] = field(default_factory=list)
+    wanted: Plan | None = None
 
 
-def _placed(
-    host: Generator[Item, None, None], plan: Plan, ahead: Ahead | None
-) -> Generator[Item, None, None]:
-    if plan.name == "resident" or (ahead is None and not plan.pinned):
-        return host
-    if ahead is not None:
-        return ahead.place(host, plan)
-    return ((number, pinned(batch), indices) for number, batch, indices in host)
+def _left(relay: Relay | None, number: int) -> int:
+    """Batches of the epoch after this one; many where nobody knows."""
+    try:
+        return 0 if relay is None else len(relay) - number - 1
+    except TypeError:  # a sampler without a length
+        return 1 << 30

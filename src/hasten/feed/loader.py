@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
 from hasten.feed.feeds import Feeds
-from hasten.feed.keys import Indices, SampleRandom
+from hasten.feed.keys import SampleRandom
 from hasten.feed.options import Options
 from hasten.feed.order import Shard, order_of
-from hasten.feed.place import Ahead, tensors
+from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
 
 _SKIPPED_KEPT = 1000
@@ -288,31 +287,15 @@ class Loader:
         self, cursor: _Cursor, device: torch.device | None, ahead: Ahead | None
     ) -> Iterator[Any]:
         items = self._feeds.items(device, ahead, cursor.epoch, cursor.batch)
-        transform = self._options.device_transform
         try:
-            if transform is None or device is None:
-                for number, batch, _ in items:
-                    cursor.batch = number + 1
-                    yield batch
-            else:
-                for number, batch, indices in items:
-                    rows = self._rows(number, batch, indices)
-                    draws = SampleRandom(self.seed, cursor.epoch, rows, device)
-                    cursor.batch = number + 1
-                    yield transform(batch, draws)
+            for number, batch, _ in items:
+                cursor.batch = number + 1
+                yield batch
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
                 self._cursor = _Cursor(self._epoch, 0)
         finally:
             items.close()
-
-    def _rows(self, number: int, batch: Any, indices: Any) -> Indices:
-        """The samples' numbers: their indices, or their places in a stream."""
-        if indices is None:
-            first = next(iter(tensors(batch)), None)
-            size = len(first) if first is not None and first.ndim else 1
-            return np.arange(size) + number * (self._options.batch_size or 1)
-        return np.atleast_1d(np.asarray(indices, dtype=np.int64))
 
 
 class DeviceLoader:

@@ -49,6 +49,11 @@ class Options:
         return self.batch_size is not None or self.batch_sampler is not None
 
     @property
+    def chosen(self) -> bool:
+        """The plan is hasten's to choose, and so to change."""
+        return self.plan == "auto" and self.num_workers == "auto" and not self.iterable
+
+    @property
     def own_order(self) -> bool:
         """The order is hasten's, a function of (seed, epoch) alone."""
         given = (self.sampler, self.batch_sampler, self.generator if self.shuffle else None)

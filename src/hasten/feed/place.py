@@ -17,7 +17,6 @@ from hasten.feed.sources import Item
 
 Clock = Callable[[], float]
 
-_AHEAD_BYTES = 1 << 30
 _HELD = 4  # host batches kept alive for copies under way, before the host waits for one
 
 
@@ -47,6 +46,15 @@ class Ahead:
         self._move = move
         self._clock = clock
         self.copy_seconds = 0.0
+
+    def pin(self, items: Iterator[Item]) -> Generator[Item, None, None]:
+        """The same batches in page-locked memory, which PyTorch keeps for use again."""
+        for number, batch, indices in items:
+            begin = self._clock()
+            batch = pinned(batch)
+            self.copy_seconds += self._clock() - begin
+            yield number, batch, indices
+            del batch
 
     def place(self, items: Iterator[Item], plan: Plan) -> Generator[Item, None, None]:
         """The same batches on the device, in the same order."""
@@ -78,7 +86,7 @@ class Ahead:
         more = True
         while True:
             while more and len(ready) < plan.ahead_batches:
-                if ready and waiting_bytes >= _AHEAD_BYTES:
+                if ready and waiting_bytes >= plan.ahead_bytes:
                     break
                 item = next(items, None)
                 if item is None:
@@ -86,8 +94,6 @@ class Ahead:
                     break
                 begin = self._clock()
                 number, host, indices = item
-                if plan.pinned:
-                    host = pinned(host)
                 with self._on.on_stream(side):
                     batch = self._move(host, self._device, non_blocking=True)
                     event = self._on.event(self._device)

@@ -10,13 +10,47 @@ from hasten.errors import UsageError
 PlanName = Literal["resident", "gather", "threads", "processes", "inline"]
 NAMES: tuple[str, ...] = get_args(PlanName)
 
+StageName = Literal["index", "make", "collate", "pin", "copy", "transform"]
+By = Literal["loop", "thread", "process", "device"]
+
 _MEANING = {
     "resident": "the whole data set lies on the device; a batch is an indexed copy there",
     "gather": "the data set is tensors in host memory; a batch is one indexed copy of each",
-    "threads": "a pool of threads makes samples, whose work releases the interpreter lock",
+    "threads": "threads make samples, whose work releases the interpreter lock",
     "processes": "worker processes make batches and pass them in shared memory",
     "inline": "batches are made sample by sample when the loop asks for them",
 }
+_DOING = {
+    "index": "the rows of a batch, by one indexed copy of each tensor",
+    "make": "samples, one by one",
+    "collate": "samples into a batch",
+    "pin": "into page-locked memory",
+    "copy": "to the device",
+    "transform": "the batch, by device_transform",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One step on a batch's way to the loop.
+
+    Attributes:
+        name: index, make, collate, pin, copy or transform.
+        by: who does it: the loop's thread, other threads, processes, or the device.
+        workers: how many threads or processes; 0 for the loop's thread and the device.
+        ahead_batches: batches that may be past this stage, or in it, before the loop asks.
+    """
+
+    name: StageName
+    by: By
+    workers: int = 0
+    ahead_batches: int = 0
+
+    def __str__(self) -> str:
+        who = {"loop": "the loop's thread", "device": "the device"}.get(self.by)
+        who = who or _counted(self.workers, self.by)
+        ahead = f", up to {self.ahead_batches} batches ahead" if self.ahead_batches else ""
+        return f"{self.name:<9} {_DOING[self.name]}: {who}{ahead}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +64,12 @@ class Plan:
         prefetch_batches: finished or being made ahead of the loop, all workers together.
         prefetch_bytes: bound on the bytes of those, where the plan can keep to one.
         pinned: batches are put into page-locked host memory on their way to the device.
+        copied: they go to a device that does not compute in host memory.
         ahead_batches: copied to the device ahead of the loop; 0 on the host.
+        ahead_bytes: bound on the bytes of those.
+        blocked: why copies to the device cannot run beside its computation; "" if they can.
+        transformed: a device_transform is run on each batch.
+        step_s: the loop's own work between two batches in seconds, once it has been seen.
     """
 
     name: PlanName
@@ -39,7 +78,12 @@ class Plan:
     prefetch_batches: int = 0
     prefetch_bytes: int = 1 << 30
     pinned: bool = False
+    copied: bool = False
     ahead_batches: int = 0
+    ahead_bytes: int = 1 << 30
+    blocked: str = ""
+    transformed: bool = False
+    step_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -56,16 +100,43 @@ class Plan:
         if has_workers and not self.prefetch_batches:
             raise UsageError(f"plan {self.name} needs prefetch_batches of at least 1")
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What a batch goes through, in order; what is run is exactly this."""
+        found: list[Stage]
+        if self.name == "resident":
+            found = [Stage(name="index", by="device")]
+        elif self.name == "gather":
+            found = [Stage(name="index", by="loop")]
+        elif self.name == "inline":
+            found = [Stage(name="make", by="loop"), Stage(name="collate", by="loop")]
+        else:
+            by: By = "thread" if self.name == "threads" else "process"
+            workers, ahead = self.workers, self.prefetch_batches
+            found = [
+                Stage(name="make", by=by, workers=workers, ahead_batches=ahead),
+                Stage(name="collate", by=by, workers=workers, ahead_batches=ahead),
+            ]
+        if self.pinned and self.name != "resident":
+            found.append(Stage(name="pin", by="loop"))
+        if self.copied and self.name != "resident":
+            by = "device" if self.ahead_batches else "loop"
+            found.append(Stage(name="copy", by=by, ahead_batches=self.ahead_batches))
+        if self.transformed:
+            found.append(Stage(name="transform", by="device"))
+        return tuple(found)
+
     def __str__(self) -> str:
         count = ""
         if self.workers:
-            kind = {"threads": "thread", "processes": "process"}[self.name]
-            plural = "" if self.workers == 1 else "es" if kind == "process" else "s"
-            count = f", {self.workers} {kind}{plural}"
-        return f"{self.name}{count} - {self.reason}"
+            count = ", " + _counted(self.workers, "thread" if self.name == "threads" else "process")
+        elif self.name == "gather":
+            count = ", 1 thread"
+        step = "" if self.step_s is None else f"; step {duration(self.step_s)}"
+        return f"{self.name}{count} - {self.reason}{step}"
 
     def explain(self) -> str:
-        """A paragraph: what the plan does, why, and its figures."""
+        """A paragraph: what the plan does, why, its figures, and the stages."""
         lines = [str(self), f"  {_MEANING[self.name]}"]
         if self.workers:
             lines.append(
@@ -75,7 +146,25 @@ class Plan:
         if self.ahead_batches:
             memory = "page-locked" if self.pinned else "ordinary"
             lines.append(
-                f"  up to {self.ahead_batches} batches are copied to the device ahead of the "
-                f"loop, from {memory} memory"
+                f"  up to {self.ahead_batches} batches, or {self.ahead_bytes >> 20} MiB, are "
+                f"copied to the device ahead of the loop, from {memory} memory"
             )
+        if self.blocked:
+            lines.append(f"  copies do not run beside the computation: {self.blocked}")
+        lines += [f"  {number}. {stage}" for number, stage in enumerate(self.stages, 1)]
         return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """``0.4 µs``, ``12 ms``, ``1.3 s``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            value = seconds / scale
+            return f"{value:.2g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    micros = seconds * 1e6
+    return f"{micros:.2g} µs" if micros < 100 else f"{micros:.0f} µs"
+
+
+def _counted(count: int, kind: str) -> str:
+    plural = "" if count == 1 else "es" if kind == "process" else "s"
+    return f"{count} {kind}{plural}"

@@ -142,6 +142,27 @@ class Maker:
             return self._make(epoch, number, listed, self.collate)
         return self._guarded(lambda: self._make(epoch, number, listed, self._collate))
 
+    def attempt(
+        self, epoch: int, number: int, indices: Any, *, stopped: Callable[[], bool]
+    ) -> Made | None:
+        """The batch, made in a thread that must not touch the global generators.
+
+        For data sets without `fetch`, while none is known to draw. Nothing is seeded or put
+        back, and nothing skipped: what raises is made again by `make`. None if `stopped` said so
+        between two samples.
+        """
+        listed = self.listed(indices)
+        if self._many is not None:
+            samples = list(self._many(listed))
+        else:
+            samples = []
+            for index in listed:
+                if stopped():
+                    return None
+                samples.append(self.dataset[index])
+        batch = self._collate_fn(samples if self.batched else samples[0])
+        return Made(number, batch=batch)
+
     def listed(self, indices: Any) -> list[Any]:
         """The indices of a batch as a list of what the data set is given."""
         if not self.batched:

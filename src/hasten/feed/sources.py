@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
+from hasten.feed.relay import Relay
 from hasten.feed.samples import Maker
 from hasten.feed.tables import Resident, Table
 
@@ -70,7 +71,7 @@ class Gather:
             yield number, take(indices), indices
 
     def _rows(self, epoch: int, first: int) -> Iterator[Indices]:
-        if isinstance(self._order, OwnOrder):
+        if _own(self._order) is not None:
             return self._order.batches(epoch, first)
         rows = self._table.rows
         return (_as_rows(indices, rows) for indices in self._order.batches(epoch, first))
@@ -109,12 +110,12 @@ class OnDevice:
         if self._resident is None or self._resident.source != self._table.versions():
             self._resident = None  # its memory is free before the new copy is made
             self._resident = self._table.on(self._device)
-        take, number = self._resident.take, first
-        if isinstance(self._order, OwnOrder):
-            whole = self._order.indices(epoch)
+        take, number, own = self._resident.take, first, _own(self._order)
+        if own is not None:
+            whole = own.indices(epoch)
             on_device = torch.from_numpy(whole).to(self._device)
-            size = self._order.batch_size
-            for number in range(first, len(self._order)):
+            size = own.batch_size
+            for number in range(first, len(own)):
                 part = slice(number * size, (number + 1) * size)
                 rows = self._order.shard.part(on_device[part])
                 yield number, take(rows), self._order.shard.part(whole[part])
@@ -132,14 +133,20 @@ class OnDevice:
 class Inline:
     """Sample by sample, when asked."""
 
-    def __init__(self, maker: Maker, order: Order, report: Report) -> None:
+    def __init__(self, maker: Maker, order: Order | None, report: Report) -> None:
+        """`order` may be None where only `made` is asked for."""
         self._maker = maker
         self._order = order
         self._report = report
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        for number, indices in enumerate(self._order.batches(epoch, first), first):
+        assert self._order is not None
+        return self.made(epoch, enumerate(self._order.batches(epoch, first), first))
+
+    def made(self, epoch: int, numbered: Iterable[tuple[int, Any]]) -> Generator[Item, None, None]:
+        """Batches of these (number, indices)."""
+        for number, indices in numbered:
             made = self._maker.make(epoch, number, indices)
             for index, message in made.skipped:
                 self._report(index, message)
@@ -216,6 +223,13 @@ class Stream:
 
     def close(self) -> None:
         """See `Source`."""
+
+
+def _own(order: Order) -> OwnOrder | None:
+    """Hasten's own order, which gives row numbers; None for one of the user's."""
+    if isinstance(order, OwnOrder):
+        return order
+    return order.own if isinstance(order, Relay) else None
 
 
 def _as_rows(indices: Any, rows: int) -> Indices:

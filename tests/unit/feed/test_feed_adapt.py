@@ -1,117 +1,262 @@
-"""Climbing to more workers while it helps, on a clock of the test's own."""
+"""Changing the plan while it helps, within an epoch and between two, on a virtual clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import feed_datasets as kinds
 import pytest
+import torch
 
+from hasten.devices import runtime
 from hasten.feed import Loader, Plan
+from hasten.feed import choose as choose_module
 from hasten.feed.adapt import Watch
+from hasten.feed.choose import Planner
+from hasten.feed.measure import Measured
+
+
+class Moves:
+    """Up to 4 workers and 4 batches ahead of each; what was asked for is remembered."""
+
+    def __init__(self) -> None:
+        self.short = False
+        self.inline_s: float | None = None
+
+    def larger(self, plan: Plan) -> Plan | None:
+        return replace(plan, workers=plan.workers + 1) if plan.workers < 4 else None
+
+    def deeper(self, plan: Plan) -> Plan | None:
+        ahead = 2 * plan.prefetch_batches
+        return replace(plan, prefetch_batches=ahead) if ahead <= 16 else None
+
+    def smaller(self, plan: Plan) -> Plan | None:
+        return replace(plan, workers=1, reason="memory is short") if self.short else None
+
+    def without(self, plan: Plan, period_s: float, step_s: float) -> Plan | None:
+        if self.inline_s is None or period_s < self.inline_s + step_s or not plan.workers:
+            return None
+        return Plan(name="inline", reason="no gain")
 
 
 class World:
-    """A loop whose step takes `step_s` and whose batches take `batch_s(workers)` to come."""
+    """A loop whose step takes `step_s` and whose batches take `wait_s(plan, number)` to come."""
 
-    def __init__(self, batch_s: Callable[[int], float], step_s: float = 0.01) -> None:
-        self.now = 0.0
-        self.batch_s = batch_s
+    def __init__(self, wait_s: Callable[[Plan, int], float], step_s: float = 0.01) -> None:
+        self.wait_s = wait_s
         self.step_s = step_s
+        self.moves = Moves()
+        self.watch = Watch(self.moves)
+        self.plans: list[Plan] = []
 
-    def epoch(self, watch: Watch, plan: Plan, batches: int = 100) -> Plan:
-        def items() -> Iterator[int]:
-            for number in range(batches):
-                self.now += self.batch_s(plan.workers) + (5.0 if number == 0 else 0.0)
-                yield number
+    def epoch(self, plan: Plan, batches: int = 1000) -> Plan:
+        self.watch.begin()
+        for number in range(batches):
+            late = 5.0 if number == 0 else 0.0
+            self.watch.saw(self.wait_s(plan, number) + late, self.step_s)
+            if self.watch.full:
+                plan = self.watch.decide(plan, batches - number - 1)
+                self.note(plan)
+        if self.watch.full:
+            plan = self.watch.decide(plan)
+            self.note(plan)
+        return plan
 
-        for _ in watch.timed(items()):
-            self.now += self.step_s
-        return watch.next_plan(plan)
+    def note(self, plan: Plan) -> None:
+        if not self.plans or (self.plans[-1].workers, self.plans[-1].prefetch_batches) != (
+            plan.workers,
+            plan.prefetch_batches,
+        ):
+            self.plans.append(plan)
 
-    def epochs(self, count: int, plan: Plan, grow: Any) -> list[int]:
-        watch = Watch(grow, lambda: self.now)
-        workers = [plan.workers]
-        for _ in range(count):
-            plan = self.epoch(watch, plan)
-            workers.append(plan.workers)
-        self.plan = plan
-        return workers
+    @property
+    def workers(self) -> list[int]:
+        return [plan.workers for plan in self.plans]
 
 
 PLAN = Plan(name="processes", reason="3 ms a sample", workers=1, prefetch_batches=2)
 
 
-def _grow(plan: Plan) -> Plan | None:
-    return replace(plan, workers=plan.workers + 1) if plan.workers < 4 else None
-
-
-def test_it_climbs_while_the_loop_waits_and_epochs_get_faster() -> None:
-    world = World(lambda workers: 0.1 / workers)
-    assert world.epochs(5, PLAN, _grow) == [1, 2, 3, 4, 4, 4]
-    assert "the loop waited" in world.plan.reason
+def test_it_climbs_within_an_epoch_while_the_loop_waits_and_batches_come_sooner() -> None:
+    world = World(lambda plan, _: 0.1 / plan.workers)
+    plan = world.epoch(PLAN)
+    assert world.workers == [2, 3, 4]
+    assert "the loop waited" in plan.reason
 
 
 def test_it_stops_where_the_loop_does_not_wait() -> None:
-    world = World(lambda workers: 0.1 if workers == 1 else 0.0)
-    assert world.epochs(4, PLAN, _grow) == [1, 2, 2, 2, 2]
+    world = World(lambda plan, _: 0.1 if plan.workers == 1 else 0.0)
+    assert world.epoch(PLAN).workers == 2
+    assert world.workers == [2]
+    assert world.plans[-1].step_s is None or world.plans[-1].step_s == pytest.approx(0.01)
 
 
-def test_it_steps_back_and_stays_when_more_is_no_faster() -> None:
-    world = World(lambda workers: {1: 0.10, 2: 0.06, 3: 0.08}[workers])
-    assert world.epochs(6, PLAN, _grow) == [1, 2, 3, 2, 2, 2, 2]
-    assert "processes with 3 took 1.29 times as long" in world.plan.reason
+def test_it_steps_back_within_the_epoch_and_stays_when_more_is_no_faster() -> None:
+    world = World(lambda plan, _: {1: 0.10, 2: 0.06, 3: 0.08}[plan.workers])
+    plan = world.epoch(PLAN)
+    assert world.workers == [2, 3, 2]
+    assert "processes with 3, 2 batches ahead, took 1.29 times as long" in plan.reason
+    assert world.epoch(plan).workers == 2
+    assert world.workers == [2, 3, 2]
+
+
+def test_a_few_late_batches_ask_for_more_ahead_not_for_more_workers() -> None:
+    world = World(lambda plan, number: 0.12 * (number % 8 == 0) / plan.prefetch_batches)
+    plan = world.epoch(PLAN)
+    assert (plan.workers, plan.prefetch_batches) == (1, 16)
+
+
+def test_nothing_changes_near_the_end_but_after_it() -> None:
+    world = World(lambda plan, _: 0.05 / plan.workers)
+    plan = world.epoch(PLAN, batches=14)
+    assert world.workers == [1, 2], "3 batches are not worth new workers, the next epoch is"
+    assert plan.workers == 2
 
 
 def test_short_epochs_tell_nothing() -> None:
-    world = World(lambda workers: 0.001, step_s=0.0001)
-    assert world.epochs(3, PLAN, _grow) == [1, 1, 1, 1]
+    world = World(lambda plan, _: 0.001, step_s=0.0001)
+    for _ in range(3):
+        world.epoch(PLAN, batches=100)
+    assert world.plans == []
 
 
 def test_the_first_batches_are_no_measure() -> None:
     """The first batch takes 5 s in this world: of 12 batches, that would be nearly all."""
-    world = World(lambda workers: 0.0, step_s=1.0)
-    watch = Watch(_grow, lambda: world.now)
-    assert world.epoch(watch, PLAN, batches=12) == PLAN
+    world = World(lambda plan, _: 0.0, step_s=1.0)
+    world.epoch(PLAN, batches=12)
+    assert world.workers == [1]
 
 
-class Slow(kinds.Fetching):
+def test_memory_that_runs_short_comes_first_and_ends_the_climb() -> None:
+    world = World(lambda plan, _: 0.1 / plan.workers)
+    world.moves.short = True
+    plan = world.epoch(replace(PLAN, workers=3, prefetch_batches=6))
+    world.moves.short = False
+    assert (plan.workers, plan.reason) == (1, "memory is short")
+    assert world.epoch(plan).workers == 1
+
+
+@pytest.mark.parametrize(("inline_wait_s", "name"), [(0.002, "inline"), (0.02, "processes")])
+def test_prefetching_that_does_not_win_is_dropped(inline_wait_s: float, name: str) -> None:
+    world = World(lambda plan, _: 0.006 if plan.workers else inline_wait_s, step_s=0.001)
+    world.moves.inline_s = 0.002
+    assert world.epoch(PLAN).name == name
+
+
+class Slow(kinds.Plain):
     """Takes 1 s a batch of the test's clock while it is made inline, nothing by workers."""
 
-    def __init__(self) -> None:
-        super().__init__(80)
+    def __init__(self, count: int = 80) -> None:
+        super().__init__(count)
         self.now = 0.0
 
     def __getitem__(self, index: int) -> Any:
         self.now += 0.25
         return super().__getitem__(index)
 
-    fetch = None  # type: ignore[assignment]
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 2)
+    cost = Measured(samples=9, seconds=0.25, cpu_seconds=0.25, collate_seconds=0.0, bytes=32)
+    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: cost)
 
 
-def test_a_loader_changes_its_plan_between_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hasten.feed.choose.runtime.cores", lambda: 2)
-    monkeypatch.setattr("hasten.feed.choose._START_WORKERS_S", 1e9)
+def test_a_loader_changes_its_plan_in_the_epoch_and_says_so(
+    two_cores: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choose_module, "_START_WORKERS_S", 1e9)
     dataset = Slow()
-    with Loader(dataset, 4, clock=lambda: dataset.now) as loader:
+    expected = list(Loader(Slow(), 4, plan="inline", shuffle=True))
+    with (
+        caplog.at_level(logging.INFO, "hasten.feed"),
+        Loader(dataset, 4, shuffle=True, clock=lambda: dataset.now) as loader,
+    ):
         assert loader.plan.name == "inline"
-        first = list(loader)
+        assert all(map(kinds.same, loader, expected)), "no batch lost, none twice, none changed"
         assert loader.plan.name == "processes"
+        assert len(dataset.asked) == 4 * 11, "the rest was made by processes"
         assert "the loop waited 100% of the time" in str(loader.plan)
         assert "changed from inline" in loader.explain()
-        list(loader)
         loader.set_epoch(0)
-        assert all(map(kinds.same, loader, first))
+        assert all(map(kinds.same, loader, expected))
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("(before: inline" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("options", [{"plan": "inline"}, {"num_workers": 0}])
-def test_what_was_asked_for_is_kept(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hasten.feed.choose.runtime.cores", lambda: 2)
+def test_what_was_asked_for_is_kept(options: dict[str, Any], two_cores: None) -> None:
     dataset = Slow()
     loader = Loader(dataset, 4, clock=lambda: dataset.now, **options)
     list(loader)
     assert loader.plan.name == "inline"
+
+
+def planner(cost: Measured, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Planner:
+    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: cost)
+    loader = Loader(kinds.Plain(1000), 10, **options)
+    assert loader.plan.name
+    found = loader._feeds._planner
+    assert found is not None
+    return found
+
+
+COST = Measured(samples=9, seconds=0.01, cpu_seconds=0.01, bytes=1 << 20)
+
+
+def test_little_memory_makes_it_smaller_and_keeps_it_from_growing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    plan = replace(PLAN, workers=4, prefetch_batches=8)
+    plans = planner(COST, monkeypatch)
+    host = {"free": 1 << 34, "shm": 1 << 34}
+    memory = lambda device: runtime.Memory(host["free"], 1 << 34)  # noqa: E731
+    monkeypatch.setattr(runtime, "memory", memory)
+    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: host["shm"])
+    assert plans.smaller(plan) is None
+    assert plans.deeper(plan) is not None
+    host["shm"] = 70 << 20
+    less = plans.smaller(plan)
+    assert less is not None and (less.workers, less.prefetch_batches) == (2, 4)
+    assert "70 MiB left in /dev/shm" in less.reason
+    assert plans.deeper(plan) is None
+    host.update(shm=1 << 34, free=1 << 28)
+    less = plans.smaller(plan)
+    assert less is not None and "256 MiB of memory left" in less.reason
+    assert plans.larger(plan) is None
+
+
+def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    inline = Plan(name="inline", reason="")
+    assert planner(COST, monkeypatch).larger(inline) is not None
+    assert planner(replace(COST, opens=True), monkeypatch).larger(inline) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "expected"), [("1", 8, 8), ("4", 8, 2), ("16", 8, 1), ("4", 32, 8)]
+)
+def test_cores_are_divided_among_the_ranks_of_the_machine(
+    ranks: str, cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 ranks of 8 usable cores on a machine of 32 are bound to cores of their own."""
+    monkeypatch.setattr(runtime, "cores", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert choose_module.cores() == expected
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+
+
+def test_the_step_is_seen_and_said() -> None:
+    now = [0.0]
+    loader = Loader(torch.utils.data.TensorDataset(torch.arange(100)), 2, clock=lambda: now[0])
+    assert loader.plan.step_s is None
+    for _ in loader:
+        now[0] += 0.0081
+    assert str(loader.plan).endswith("; step 8.1 ms")

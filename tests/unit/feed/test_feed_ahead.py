@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import pytest
 import torch
 
 from hasten.feed import Plan
-from hasten.feed import place as place_module
 from hasten.feed.place import Ahead
 
 DEVICE = torch.device("cpu")  # of the fake: its tensors are host tensors with a name of their own
@@ -195,10 +195,10 @@ def test_the_loop_s_stream_is_told_of_and_recorded(on: FakeRuntime) -> None:
         on.main.queue.clear()
 
 
-def test_bytes_bound_the_batches_ahead(on: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_module, "_AHEAD_BYTES", 16)
+def test_bytes_bound_the_batches_ahead(on: FakeRuntime) -> None:
+    plan = replace(PLAN, ahead_bytes=16)
     made: list[int] = []
-    batches = Ahead(DEVICE, on=on, move=on.move).place(host_items(9, made), PLAN)
+    batches = Ahead(DEVICE, on=on, move=on.move).place(host_items(9, made), plan)
     next(batches)
     assert made == [0], "a batch of 16 bytes fills it"
     batches.close()

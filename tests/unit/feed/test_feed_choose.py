@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import feed_datasets as kinds
@@ -12,7 +13,8 @@ from torch.utils.data import TensorDataset
 from hasten.devices import runtime
 from hasten.feed import Loader, Plan
 from hasten.feed import choose as choose_module
-from hasten.feed.choose import duration, measure
+from hasten.feed.measure import measure
+from hasten.feed.plan import duration
 from hasten.feed.samples import Maker
 
 GPU = torch.device("cuda", 0)
@@ -21,8 +23,11 @@ GPU = torch.device("cuda", 0)
 class Timed(kinds.Plain):
     """Samples that take time on a clock of the test's own, a share of it computing."""
 
-    def __init__(self, seconds: float, *, busy: float = 1.0, count: int = 1000) -> None:
+    def __init__(
+        self, seconds: float, *, busy: float = 1.0, count: int = 1000, free: float = 0.0
+    ) -> None:
         super().__init__(count)
+        self.free = free
         self.seconds = seconds
         self.busy = busy
         self.now = 0.0
@@ -39,6 +44,11 @@ class TimedFetching(Timed):
         return self[index]
 
 
+class TimedDrawing(Timed):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(2), super().__getitem__(index)
+
+
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 4)
@@ -48,10 +58,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Plan:
     if isinstance(dataset, Timed):
 
-        def timed(maker: Maker, count: int, *, clock: Any) -> Any:
-            return measure(maker, count, clock=clock, cpu_clock=lambda: dataset.cpu)
+        def timed(maker: Maker, count: int, batch: int, *, clock: Any) -> Any:
+            found = measure(maker, count, batch, clock=clock, cpu_clock=lambda: dataset.cpu)
+            return found and replace(found, free=dataset.free, queued_seconds=0.0)
 
-        monkeypatch.setattr(choose_module, "measure", timed)
+        monkeypatch.setattr(choose_module, "measure_apart", timed)
         options["clock"] = lambda: dataset.now
     return Loader(dataset, options.pop("batch_size", 16), **options).plan
 
@@ -60,11 +71,13 @@ def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pl
     ("dataset", "name", "workers", "reason"),
     [
         (Timed(10e-6), "inline", 0, "10 µs a sample, too cheap to hand over"),
-        (Timed(2e-3), "processes", 3, "2 ms a sample"),
-        (Timed(2e-3, busy=0.1), "processes", 16, "2 ms a sample, mostly waiting"),
+        (Timed(2e-3), "processes", 4, "2 ms a sample"),
+        (Timed(2e-3, busy=0.1), "threads", 1, "2 ms a sample, mostly waiting"),
+        (TimedDrawing(2e-3, busy=0.1), "processes", 16, "2 ms a sample, mostly waiting"),
         (Timed(2e-3, count=100), "inline", 0, "an epoch's take less than starting workers"),
         (Timed(1.0, count=30), "processes", 2, "1 s a sample"),
-        (TimedFetching(2e-3), "threads", 4, "2 ms a sample"),
+        (TimedFetching(2e-3, free=0.9), "threads", 4, "2 ms a sample"),
+        (TimedFetching(2e-3, free=0.1), "processes", 4, "2 ms a sample"),
         (TimedFetching(2e-3, busy=0.4), "threads", 10, "mostly waiting"),
         (TimedFetching(1e-6), "inline", 0, "too cheap"),
         (kinds.Stream(), "inline", 0, "a stream"),
@@ -82,7 +95,7 @@ def test_choice(
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 1)
     assert planned(Timed(2e-3), monkeypatch).name == "inline"
-    assert planned(Timed(2e-3, busy=0.1), monkeypatch).name == "processes"
+    assert planned(TimedDrawing(2e-3, busy=0.1), monkeypatch).name == "processes"
 
 
 def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

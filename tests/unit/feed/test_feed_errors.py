@@ -245,8 +245,8 @@ def test_an_empty_data_set(dataset: Any) -> None:
 
 
 def test_plans_that_the_data_set_does_not_allow() -> None:
-    with pytest.raises(UsageError, match=r'plan="threads" needs a data set with fetch'):
-        list(Loader(kinds.Plain(), plan="threads"))
+    with pytest.raises(UsageError, match=r'plan="threads" with several threads needs a data set'):
+        list(Loader(kinds.Plain(), plan="threads", num_workers=2))
     with pytest.raises(UsageError, match="Plain is not recognised"):
         list(Loader(kinds.Plain(), plan="gather"))
 

@@ -244,7 +244,9 @@ def test_changing_a_batch_in_place_leaves_the_data_set_alone() -> None:
 
 
 def test_plans_say_themselves() -> None:
-    assert str(Loader(kinds.tables()["whole"], 4).plan) == "gather - 23 samples in memory"
+    now = iter(range(1000))
+    plan = Loader(kinds.tables()["whole"], 4, clock=lambda: next(now) * 1e-6).plan
+    assert str(plan) == "gather, 1 thread - 23 samples in memory, 0.25 µs a sample"
     plan = Loader(kinds.Plain(), num_workers=2).plan
     assert str(plan) == "processes, 2 processes - num_workers=2 asked for"
     assert plan.workers == 2

@@ -1,0 +1,210 @@
+"""Batches from one thread beside the loop's, for samples that mostly wait and draw nothing.
+
+Only that thread touches the data set, one sample after another, so the data set need not bear
+several threads. What it must not do is draw from the global random generators, which the loop's
+thread uses at the same time, or depend on the thread it runs in; both are watched for. The batch
+in which either is seen is made again by the loop's thread, in the ordinary way, and the rest of
+the epoch by another plan.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hasten.feed import randomness
+from hasten.feed.order import Order
+from hasten.feed.place import tensors
+from hasten.feed.plan import Plan
+from hasten.feed.samples import Made, Maker
+from hasten.feed.sources import Item, Report
+
+
+class Background:
+    """The plan `threads` for data sets that may be used by one thread only.
+
+    Attributes:
+        unfit: why a batch could not be made in the thread; "" if each could.
+    """
+
+    def __init__(self, maker: Maker, plan: Plan, order: Order, report: Report) -> None:
+        self._maker = maker
+        self._plan = plan
+        self._order = order
+        self._report = report
+        self._batch_bytes = 0
+        self.unfit = ""
+
+    def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
+        """See `Source`."""
+        numbered = enumerate(self._order.batches(epoch, first), first)
+        jobs: deque[_Job] = deque()
+        with _Thread(self._maker) as thread:
+            while True:
+                while not self.unfit and (not jobs or len(jobs) <= self._ahead()):
+                    number, indices = next(numbered, (-1, None))
+                    if number < 0:
+                        break
+                    jobs.append(_Job(epoch, number, indices))
+                    thread.add(jobs[-1])
+                if not jobs:
+                    return
+                job = jobs.popleft()
+                job.done.wait()
+                if job.unfit and not self.unfit:
+                    self.unfit = job.unfit
+                    thread.close()  # from here on the data set is the loop's thread's
+                made = job.made or self._maker.make(epoch, job.number, job.indices)
+                if job.before is not None:
+                    job.before.put_back(self._maker.uses)
+                indices = job.indices if made.kept is None else made.kept
+                del job
+                for index, message in made.skipped:
+                    self._report(index, message)
+                if not made.empty:
+                    size = sum(t.numel() * t.element_size() for t in tensors(made.batch))
+                    self._batch_bytes = max(self._batch_bytes, size)
+                    yield made.number, made.batch, indices
+                del made  # else the loop's batch lives on while the next is made
+
+    def _ahead(self) -> int:
+        by_bytes = self._plan.prefetch_bytes // max(1, self._batch_bytes)
+        return max(1, min(self._plan.prefetch_batches, by_bytes))
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+class _Job:
+    """A batch to be made. When `done`, there is `made`, or else the loop's thread makes it."""
+
+    def __init__(self, epoch: int, number: int, indices: Any) -> None:
+        self.epoch = epoch
+        self.number = number
+        self.indices = indices
+        self.made: Made | None = None
+        self.unfit = ""
+        self.before: _States | None = None
+        self.done = threading.Event()
+
+
+class _Thread:
+    def __init__(self, maker: Maker) -> None:
+        self._maker = maker
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hasten-feed", daemon=True)
+
+    def __enter__(self) -> _Thread:
+        _running.add(self)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def add(self, job: _Job) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread after the sample it is at; what it has not made stays unmade."""
+        self._closed.set()
+        self._jobs.put(None)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self._closed.is_set():
+                self._make(job)
+            job.done.set()
+            del job
+        while not self._jobs.empty():  # whoever waits for one makes it himself
+            left = self._jobs.get()
+            if left is not None:
+                left.done.set()
+
+    def _make(self, job: _Job) -> None:
+        before = _States()
+        try:
+            with _NoDraws():  # type: ignore[no-untyped-call]
+                made = self._maker.attempt(
+                    job.epoch, job.number, job.indices, stopped=self._closed.is_set
+                )
+        except Exception as error:  # noqa: BLE001 - the loop's thread makes it, and tells
+            job.unfit = f"not in a thread of its own: {type(error).__name__}: {error}"
+        else:
+            job.made = made
+        moved = before.moved()
+        if moved:
+            job.made, job.before = None, before
+            job.unfit = f"{' and '.join(sorted(moved))} random numbers are drawn meanwhile"
+
+
+class _DrawError(RuntimeError):
+    """Raised in place of a draw from torch's global generator, which so does not happen."""
+
+
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In this thread, operators that draw from torch's global generator raise instead."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and named.get("generator") is None:
+            raise _DrawError(f"{func} draws from torch's global generator")
+        return func(*args, **named)
+
+
+class _States:
+    """Of the generators whose use in one thread cannot be told from that in another."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
+        self._torch_seed = torch.initial_seed()
+
+    def moved(self) -> frozenset[str]:
+        """Which were drawn from since, by whatever thread."""
+        found = set()
+        if random.getstate() != self._python:
+            found.add(randomness.PYTHON)
+        now: dict[str, Any] = np.random.get_state(legacy=False)
+        if _comparable(now) != _comparable(self._numpy):
+            found.add(randomness.NUMPY)
+        if torch.initial_seed() != self._torch_seed:
+            found.add(randomness.TORCH)
+        return frozenset(found)
+
+    def put_back(self, which: frozenset[str]) -> None:
+        """Undo the draws of samples: nobody else is known to draw from these."""
+        if randomness.PYTHON in which:
+            random.setstate(self._python)
+        if randomness.NUMPY in which:
+            np.random.set_state(self._numpy)
+
+
+def _comparable(state: dict[str, Any]) -> tuple[Any, ...]:
+    """numpy's state as something that can be compared."""
+    inner = {k: v.tobytes() if hasattr(v, "tobytes") else v for k, v in state["state"].items()}
+    return state["bit_generator"], inner, state.get("has_gauss"), state.get("gauss")
+
+
+_running: weakref.WeakSet[_Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for thread in list(_running):
+        thread.close()

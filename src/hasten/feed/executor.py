@@ -1,0 +1,141 @@
+"""Runs a plan: each of its stages turns a stream of batches into the next, over one epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hasten.errors import UsageError
+from hasten.feed.background import Background
+from hasten.feed.keys import Indices, SampleRandom
+from hasten.feed.options import Options
+from hasten.feed.place import Ahead, tensors
+from hasten.feed.plan import Plan
+from hasten.feed.relay import Relay
+from hasten.feed.samples import Maker, pinned
+from hasten.feed.sources import Gather, Inline, Item, OnDevice, Report, Source, Stream
+from hasten.feed.tables import Table
+from hasten.feed.threads import Threads
+from hasten.feed.workers import Processes
+
+Clock = Callable[[], float]
+Items = Generator[Item, None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What stages are made of.
+
+    Attributes:
+        relay: the order of batches; None for a stream.
+        table: the whole tensors behind the data set, where there are some.
+    """
+
+    options: Options
+    maker: Maker
+    relay: Relay | None
+    table: Table | None
+    report: Report
+    clock: Clock = time.perf_counter
+
+
+class Executor:
+    """Runs one plan's stages, for one place that batches are wanted in."""
+
+    def __init__(self, parts: Parts, plan: Plan, device: torch.device | None) -> None:
+        self.plan = plan
+        self._parts = parts
+        self._device = device
+        self._source = self._source_of(plan)
+        self._unfit = ""
+
+    def host(self, epoch: int, first: int) -> Items:
+        """Batches as they are made, on the host or by the device: the first stages."""
+        items, given = self._source.batches(epoch, first), False
+        try:
+            for item in items:
+                given = True
+                yield item
+                del item
+        except UsageError as error:  # of a data set that cannot be sent to processes
+            if given or not self._parts.options.chosen:
+                raise
+            self._unfit = str(error)
+        finally:
+            items.close()
+
+    @property
+    def unfit(self) -> str:
+        """Why the plan turned out not to suit the data set; "" where it does."""
+        return self._unfit or str(getattr(self._source, "unfit", ""))
+
+    def place(self, items: Items, ahead: Ahead | None, epoch: int) -> list[Items]:
+        """The stages after those: what each gives, the last of them to be iterated."""
+        given = [items]
+        for stage in self.plan.stages:
+            if stage.name == "pin":
+                given.append(_pinned(given[-1]) if ahead is None else ahead.pin(given[-1]))
+            elif stage.name == "copy":
+                assert ahead is not None
+                given.append(ahead.place(given[-1], self.plan))
+            elif stage.name == "transform":
+                given.append(self._transformed(given[-1], epoch))
+        return given
+
+    def close(self) -> None:
+        """End what lasts from epoch to epoch."""
+        self._source.close()
+
+    def _source_of(self, plan: Plan) -> Source:
+        options, parts = self._parts.options, self._parts
+        maker, relay, table, report = parts.maker, parts.relay, parts.table, parts.report
+        first = plan.stages[0]
+        if first.by == "process":
+            return Processes(options, plan, maker, relay, report)
+        if relay is None:
+            return Stream(
+                options.dataset,
+                options.collate_fn,
+                options.batch_size,
+                drop_last=options.drop_last,
+                seed=options.seed,
+            )
+        if first.name == "index":
+            assert table is not None
+            if first.by == "device" and self._device is not None:
+                return OnDevice(table, relay, self._device)
+            return Gather(table, relay, pin=plan.pinned, clock=parts.clock)
+        if first.by == "thread":
+            if maker.fetch is not None:
+                return Threads(maker, plan, relay, report)
+            return Background(maker, plan, relay, report)
+        return Inline(maker, relay, report)
+
+    def _transformed(self, items: Items, epoch: int) -> Items:
+        options, device = self._parts.options, self._device
+        transform = options.device_transform
+        assert transform is not None and device is not None
+        for number, batch, indices in items:
+            rows = _numbers(number, batch, indices, options.batch_size or 1)
+            yield number, transform(batch, SampleRandom(options.seed, epoch, rows, device)), indices
+            del batch
+
+
+def _pinned(items: Items) -> Items:
+    for number, batch, indices in items:
+        yield number, pinned(batch), indices
+        del batch
+
+
+def _numbers(number: int, batch: Any, indices: Any, size: int) -> Indices:
+    """The samples' numbers: their indices, or their places in a stream."""
+    if indices is None:
+        first = next(iter(tensors(batch)), None)
+        count = len(first) if first is not None and first.ndim else 1
+        return np.arange(count) + number * size
+    return np.atleast_1d(np.asarray(indices, dtype=np.int64))

@@ -1,0 +1,263 @@
+"""What samples cost, tried out before a plan is chosen: in a process of its own where it can be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hasten.feed import randomness
+from hasten.feed.samples import Maker
+
+Clock = Callable[[], float]
+
+TRIAL_S = 0.5
+"""How long samples are tried, to stay below a second in all."""
+_TRIAL_SAMPLES = 64
+_PATIENCE_S = 0.9  # a child that has not answered by then is not waited for
+_TICK_S = 0.0005
+_LATE_S = 0.001  # a thread that got the interpreter so late has waited for its lock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a few samples cost.
+
+    Attributes:
+        samples: that were tried and came.
+        seconds: of one, by the clock; of its processor time where `cpu_seconds`.
+        queued_seconds: of `seconds`, spent waiting for a core that others had.
+        free: share of the time in which the interpreter's lock could be had by another thread.
+        collate_seconds: to make one batch of samples that are there.
+        bytes: of the tensors and arrays in one sample.
+        draws: the global random generators that samples or the collate function drew from.
+        opens: files that samples opened and left open; workers that are forked would share them.
+        cut: the trial took too long and was ended.
+    """
+
+    samples: int
+    seconds: float
+    cpu_seconds: float
+    queued_seconds: float = 0.0
+    free: float = 0.0
+    collate_seconds: float = 0.0
+    bytes: int = 0
+    draws: frozenset[str] = frozenset()
+    opens: bool = False
+    cut: bool = False
+
+    @property
+    def busy(self) -> float:
+        """Share of a sample's time in which it computes; the rest it waits, as for a disk."""
+        took = self.seconds - self.queued_seconds
+        return min(1.0, self.cpu_seconds / took) if took > 0 else 1.0
+
+
+def measure(
+    maker: Maker,
+    count: int,
+    batch: int = 1,
+    *,
+    clock: Clock = time.perf_counter,
+    cpu_clock: Clock = time.thread_time,
+) -> Measured | None:
+    """Time some samples, spread over the data set, in this process; None where none came.
+
+    One that fails is passed over: iterating tells of it. The global generators stay as they were.
+
+    Args:
+        batch: samples that are collated for a batch.
+    """
+    if count == 0:
+        return None
+    tries = min(count, _TRIAL_SAMPLES)
+    outside = randomness.save()
+    files = _files()
+    samples: list[Any] = []
+    seconds = cpu = queued = 0.0
+    timed = size = 0
+    begin = clock()
+    with _Queue() as queue, _Lock() as lock:
+        try:
+            for number in range(tries):
+                started, cpu_started, queued_started = clock(), cpu_clock(), queue.waited()
+                try:
+                    sample = maker.sample(0, number * count // tries)
+                except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
+                    continue
+                ended = clock()
+                if timed == 1 and len(samples) == 1:  # the first warms up what all of them need
+                    seconds = cpu = queued = 0.0
+                    timed = size = 0
+                seconds, cpu = seconds + ended - started, cpu + cpu_clock() - cpu_started
+                queued += queue.waited() - queued_started
+                size += _bytes(sample)
+                timed += 1
+                samples.append(sample)
+                if ended - begin > TRIAL_S:
+                    break
+            collate_s = _collating(maker, samples, batch, clock) if samples else 0.0
+            draws = randomness.touched(outside) | maker.uses
+        finally:
+            randomness.restore(outside)
+    if not samples:
+        return None
+    return Measured(
+        samples=len(samples),
+        seconds=seconds / timed,
+        cpu_seconds=cpu / timed,
+        queued_seconds=queued / timed,
+        free=lock.free,
+        collate_seconds=collate_s,
+        bytes=size // timed,
+        draws=draws,
+        opens=_files() != files,
+    )
+
+
+def measure_apart(maker: Maker, count: int, batch: int, *, clock: Clock) -> Measured | None:
+    """What `measure` gives, from a forked child, so that nothing of the trial stays here.
+
+    Samples may count, cache, or open files, which worker processes that are forked later would
+    share. A trial that takes too long is ended. Where processes are not forked, it is made here.
+    """
+    if not sys.platform.startswith("linux"):
+        return measure(maker, count, batch, clock=clock)
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # threads: the child starts none of them
+        child = os.fork()
+    if child == 0:
+        _child(lambda: measure(maker, count, batch, clock=clock), writing)
+    os.close(writing)
+    began = time.monotonic()
+    answer = b""
+    try:
+        while (left := began + _PATIENCE_S - time.monotonic()) > 0:
+            if not select.select([reading], [], [], left)[0]:
+                break
+            part = os.read(reading, 1 << 16)
+            if not part:
+                break
+            answer += part
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if answer:
+        found: Measured | None = pickle.loads(answer)
+        return found
+    if time.monotonic() - began < _PATIENCE_S:
+        return None  # it died; so would a worker
+    return Measured(samples=1, seconds=_PATIENCE_S, cpu_seconds=0.0, cut=True)
+
+
+def _child(work: Callable[[], Measured | None], writing: int) -> None:
+    """In the child: answer, and leave without any of the parent's cleaning up."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        torch.set_num_threads(1)  # the parent's pool of threads is not here
+        os.write(writing, pickle.dumps(work()))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+class _Queue:
+    """How long this thread has waited for a core, where the system counts it (Linux)."""
+
+    def __enter__(self) -> _Queue:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def waited(self) -> float:
+        """In seconds, so far; always 0 where nobody counts."""
+        if self._file < 0:
+            return 0.0
+        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+
+
+class _Lock:
+    """How often another thread gets the interpreter's lock at once: it asks every half ms.
+
+    Attributes:
+        free: share of the times, set at the end; 0 where it never asked.
+    """
+
+    def __init__(self) -> None:
+        self.free = 0.0
+        self._asked = self._prompt = 0
+        self._over = False
+        self._thread = threading.Thread(target=self._ask, name="hasten-feed-lock", daemon=True)
+
+    def __enter__(self) -> _Lock:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over = True
+        self._thread.join()
+        self.free = self._prompt / self._asked if self._asked else 0.0
+
+    def _ask(self) -> None:
+        with _Queue() as queue:
+            while not self._over:
+                before, queued = time.perf_counter(), queue.waited()
+                time.sleep(_TICK_S)
+                late = time.perf_counter() - before - _TICK_S - (queue.waited() - queued)
+                self._asked += 1
+                self._prompt += late < _LATE_S
+
+
+def _collating(maker: Maker, samples: list[Any], batch: int, clock: Clock) -> float:
+    given = [samples[number % len(samples)] for number in range(batch)]
+    begin = clock()
+    try:
+        maker.collate(0, 0, given, list(range(len(given))))
+    except Exception:  # noqa: BLE001 - told when the batch is made
+        return 0.0
+    return clock() - begin
+
+
+def _files() -> int:
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:
+        return 0
+
+
+def _bytes(sample: Any) -> int:
+    if isinstance(sample, torch.Tensor):
+        return sample.numel() * sample.element_size()
+    if isinstance(sample, Mapping):
+        return sum(map(_bytes, sample.values()))
+    if isinstance(sample, list | tuple):
+        return sum(map(_bytes, sample))
+    return int(getattr(sample, "nbytes", 8))
