@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -53,30 +54,41 @@ class Ring:
         """`most`: arrays kept for use again."""
         self._most = most
         self._arrays: list[Array] = []
+        self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory for a tensor."""
-        if 0 in shape:
+        """Uninitialised memory for a tensor; may be asked for by any thread.
+
+        A shorter batch (fewer rows, the rest of the shape the same) is the beginning of a longer
+        one's memory.
+        """
+        if 0 in shape or not shape:
             return torch.empty(shape, dtype=dtype)
         kind = array(torch.empty(0, dtype=dtype)).dtype
-        if _counts_are_exact():
-            for place in range(len(self._arrays)):
-                if _holders(self._arrays, place) == _IDLE:
-                    found = self._arrays[place]
-                    if found.shape == shape and found.dtype == kind:
-                        return tensor_of(found, dtype)
-        fresh: Array = np.empty(shape, kind)
-        if len(self._arrays) >= self._most:
-            self._drop_an_idle_one()
-        if len(self._arrays) < self._most:
-            self._arrays.append(fresh)
-        return tensor_of(fresh, dtype)
+        with self._lock:
+            if _counts_are_exact():
+                for place in range(len(self._arrays)):
+                    if _holders(self._arrays, place) == _IDLE:
+                        found = self._arrays[place]
+                        if found.dtype == kind and _serves(found.shape, shape):
+                            return tensor_of(found[: shape[0]], dtype)
+            fresh: Array = np.empty(shape, kind)
+            if len(self._arrays) >= self._most:
+                self._drop_an_idle_one()
+            if len(self._arrays) < self._most:
+                self._arrays.append(fresh)
+            return tensor_of(fresh, dtype)
 
     def _drop_an_idle_one(self) -> None:
         for place in range(len(self._arrays)):
             if _holders(self._arrays, place) == _IDLE:
                 del self._arrays[place]
                 return
+
+
+def _serves(there: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Not for much fewer rows: a small batch that is kept would hold the memory of a large one."""
+    return there[1:] == wanted[1:] and wanted[0] <= there[0] <= 2 * wanted[0]
 
 
 def _holders(arrays: list[Array], place: int) -> int:

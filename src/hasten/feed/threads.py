@@ -107,15 +107,13 @@ class _Memory:
 
     def __init__(self, plan: Plan) -> None:
         self._pinned = plan.pinned
-        self._lock = threading.Lock()
         self._ring = Ring(most=2 * (plan.prefetch_batches + _RING_BATCHES))
 
     def empty(self, count: int, kind: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
         shape, dtype = (count, *kind[0]), kind[1]
         if self._pinned:  # PyTorch keeps such memory for use again, and knows when it is free
             return torch.empty(shape, dtype=dtype, pin_memory=True)
-        with self._lock:
-            return self._ring.empty(shape, dtype)
+        return self._ring.empty(shape, dtype)
 
 
 class _Job:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from hasten.errors import DataError, UsageError
 
 from . import headers
 from .file_names import show
+from .resizing import square_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -119,8 +119,6 @@ def decode_crop(
 ) -> Tensor:
     """Decode a part of an image to a square, as cheaply as its quality allows.
 
-    The edges of the part are rounded to pixels of the scale at which a JPEG is decoded.
-
     Args:
         source: the file's path or its contents.
         choose: given the upright image's height and width, says which part.
@@ -147,39 +145,18 @@ def decode_crop(
         columns = width - columns[1], width - columns[0]
     if swap:
         rows, columns = columns, rows
-    scale = picture.scale_for(min(crop.height, crop.width), size)
-    pixels, scale = picture.pixels(scale)
-    part = pixels[_rounded(rows, scale, pixels.shape[0]), _rounded(columns, scale, pixels.shape[1])]
-    square = resize(part, size)
+    shortest = min(crop.height, crop.width)
+    pixels, scale = picture.pixels(
+        picture.scale_for(shortest, size), plain_colours=shortest >= size
+    )
+    reduced = [(edges[0] * scale / 8, edges[1] * scale / 8) for edges in (rows, columns)]
+    square = square_of(pixels, reduced[0], reduced[1], size)
     if swap:
         square = square.transpose(1, 2)
     turned = [1] if turn_rows else []
     if turn_columns != crop.mirror:
         turned.append(2)
     return (square.flip(turned) if turned else square).contiguous()
-
-
-def resize(pixels: NDArray[np.uint8], size: int) -> Tensor:
-    """Resize to a square, antialiased.
-
-    Args:
-        pixels: uint8 [H, W, C].
-        size: side of the square, in pixels.
-
-    Returns:
-        uint8 [C, size, size].
-    """
-    if not pixels.flags.writeable:  # it is Pillow's; torch would warn
-        pixels = pixels.copy()
-    images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    # On bytes in this layout torch has a vector kernel, some five times as fast as Pillow's.
-    return torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
-
-
-def _rounded(edges: tuple[int, int], scale: int, length: int) -> slice:
-    """Pixels of an image decoded at scale/8 for edges in pixels of the whole one."""
-    start = min(round(edges[0] * scale / 8), length - 1)
-    return slice(start, max(min(round(edges[1] * scale / 8), length), start + 1))
 
 
 class _Picture:
@@ -226,17 +203,19 @@ class _Picture:
                     return scale
         return 8
 
-    def pixels(self, scale: int) -> tuple[NDArray[np.uint8], int]:
+    def pixels(self, scale: int, *, plain_colours: bool = False) -> tuple[NDArray[np.uint8], int]:
         """Pixels as they are stored, not turned upright, and the scale they came out at.
 
         Args:
             scale: eighths of the size that would serve.
+            plain_colours: a JPEG's colours, which most store at half the size, need not be smoothed
+                as they are enlarged. It does not show where the picture is shrunk afterwards.
 
         Returns:
             uint8 [H, W, channels]; eighths.
         """
         if self._direct:
-            pixels = self._reduced(scale)
+            pixels = self._reduced(scale, plain_colours)
             if pixels is not None:
                 return pixels, scale
         image = self._image
@@ -245,14 +224,17 @@ class _Picture:
             guarded(self.name, image.load)
         return guarded(self.name, _eight_bits, image, self._mode), 8
 
-    def _reduced(self, scale: int) -> NDArray[np.uint8] | None:
+    def _reduced(self, scale: int, plain_colours: bool) -> NDArray[np.uint8] | None:
         import simplejpeg
 
         height, width = -(-self.height * scale // 8), -(-self.width * scale // 8)
         reduced = {"min_height": height, "min_width": width} if scale != 8 else {}
         try:
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-                self._data, "GRAY" if self._mode == "L" else "RGB", **reduced
+                self._data,
+                "GRAY" if self._mode == "L" else "RGB",
+                fastupsample=plain_colours,
+                **reduced,
             )
         except ValueError:
             # It is strict: any irregularity comes here. Pillow tells the harmless ones (stray

@@ -16,10 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hasten.devices import runtime
 from hasten.errors import CheckpointError, UsageError
+from hasten.feed.buffers import Ring
 
 Batch = tuple[Tensor, Tensor]
 
+_NORMALISED_KEPT = 4  # batches whose memory waits to be used again
 _CONFIG_DEPTH = 8  # of Compose inside Compose; a checkpoint's JSON is not trusted
 
 
@@ -73,6 +76,7 @@ class Normalize:
         if not all(math.isfinite(value) and value > 0 for value in self.std):
             raise UsageError(f"Normalize needs each std to be finite and above 0, not {self.std}")
         self._constants: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
+        self._ring = Ring(most=_NORMALISED_KEPT)
 
     def _scale_and_shift(self, device: torch.device, from_bytes: bool) -> tuple[Tensor, Tensor]:
         # Kept for each device: building them anew would copy to the device, and wait, each batch.
@@ -100,10 +104,21 @@ class Normalize:
                 f"Normalize has statistics for {len(self.mean)} channel(s) but the images are "
                 f"{list(images.shape)} [B, C, H, W]"
             )
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        pixels = images.to(torch.float32, memory_format=layout, copy=True)
         scale, shift = self._scale_and_shift(images.device, not images.is_floating_point())
+        pixels = self._memory_for(images).copy_(images)
         return (pixels.mul_(scale).add_(shift), *rest)  # type: ignore[return-value]
+
+    def _memory_for(self, images: Tensor) -> Tensor:
+        """float32 of the images' shape, on their device."""
+        count, channels, height, width = images.shape
+        order = (count, height, width, channels) if self.channels_last else tuple(images.shape)
+        # On the host fresh memory costs four times what normalising does: it is used again once
+        # nobody holds the batch. Devices' own allocators do that.
+        if runtime.is_host(images.device) and type(images) is Tensor:
+            pixels = self._ring.empty(order, torch.float32)
+        else:
+            pixels = images.new_empty(order, dtype=torch.float32)
+        return pixels.permute(0, 3, 1, 2) if self.channels_last else pixels
 
     def to_config(self) -> dict[str, Any]:
         """Return plain JSON values; see :func:`from_config`."""
@@ -115,7 +130,10 @@ class Normalize:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constants": {}}
+        return {"mean": self.mean, "std": self.std, "channels_last": self.channels_last}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["mean"], state["std"], channels_last=state["channels_last"])  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Normalize(mean={self.mean}, std={self.std}, channels_last={self.channels_last})"

@@ -185,3 +185,17 @@ def test_tensors_as_arrays_keep_their_bits(dtype: torch.dtype) -> None:
     again = tensor_of(array(tensor).copy(), dtype)
     assert again.dtype == dtype
     assert torch.equal(again.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_a_shorter_batch_takes_the_beginning_of_a_longer_ones_memory() -> None:
+    ring = Ring(most=2)
+    whole = ring.empty((8, 3), torch.float32)
+    place = whole.data_ptr()
+    del whole
+    part = ring.empty((5, 3), torch.float32)
+    assert part.shape == (5, 3)
+    assert part.data_ptr() == place
+    assert ring.empty((8, 3), torch.float32).data_ptr() != place, "the part holds the whole"
+    del part
+    small = ring.empty((2, 3), torch.float32)
+    assert small.untyped_storage().nbytes() == 2 * 3 * 4, "kept, it must not hold a large one"

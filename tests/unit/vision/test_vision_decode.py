@@ -21,6 +21,7 @@ from hasten.errors import DataError, UsageError
 from hasten.vision import decode as decoding
 from hasten.vision import headers
 from hasten.vision.decode import Crop, ImageError, decode, decode_crop
+from hasten.vision.resizing import square_of
 
 PHOTOS = (
     Path(importlib.util.find_spec("sklearn").submodule_search_locations[0]) / "datasets" / "images"
@@ -56,6 +57,10 @@ def png(pixels: np.ndarray, color_type: int) -> bytes:
         + chunk(b"IDAT", zlib.compress(rows))
         + chunk(b"IEND", b"")
     )
+
+
+def whole_square(pixels: np.ndarray, size: int) -> torch.Tensor:
+    return square_of(pixels, (0, pixels.shape[0]), (0, pixels.shape[1]), size)
 
 
 def off_by(got: np.ndarray, want: np.ndarray) -> int:
@@ -190,7 +195,7 @@ def test_cmyk_and_ycck_jpeg() -> None:
     square = decode_crop(
         ycck, lambda height, width: Crop(top=0, left=0, height=48, width=64), size=24
     )
-    want = decoding.resize(RGB, 24)
+    want = whole_square(RGB, 24)
     assert (square.int() - want.int()).abs().max() <= 6
     tiff = stored(Image.fromarray(ink, "CMYK"), "TIFF")
     assert off_by(decode(tiff), RGB) <= 1
@@ -220,7 +225,7 @@ def test_exif_orientation(kind: str, orientation: int) -> None:
     got = decode_crop(data, choose, size=16)
     assert seen == [(height, width)]
     part = want[3 : height - 9, 9 : width - 5]
-    assert (got.int() - decoding.resize(part, 16).int()).abs().max() <= 4
+    assert (got.int() - whole_square(part, 16).int()).abs().max() <= 4
     mirrored = Crop(top=3, left=9, height=height - 12, width=width - 14, mirror=True)
     assert torch.equal(decode_crop(data, lambda height, width: mirrored, size=16), got.flip(2))
 
@@ -253,8 +258,9 @@ def test_reduced_scale_is_as_good_as_the_whole(photo: str, size: int, subsamplin
         whole = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         data = simplejpeg.encode_jpeg(whole, 90, colorsubsampling=subsampling)
     whole = Image.open(io.BytesIO(data)).convert("RGB")
-    # Multiples of 8: the part is then the same at every scale.
     for crop in (
+        Crop(top=3, left=5, height=419, width=633),
+        Crop(top=67, left=161, height=313, width=315),
         Crop(top=0, left=0, height=424, width=640),
         Crop(top=64, left=160, height=320, width=320),
         Crop(top=120, left=40, height=240, width=304),
@@ -334,7 +340,7 @@ def test_stray_bytes_in_a_jpeg_do_no_harm() -> None:
     assert off_by(decode(stray), want) <= 1
     whole = Crop(top=0, left=0, height=48, width=64)
     small = decode_crop(stray, lambda height, width: whole, size=8)
-    assert (small.int() - decoding.resize(want, 8).int()).abs().max() <= 1
+    assert (small.int() - whole_square(want, 8).int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize(

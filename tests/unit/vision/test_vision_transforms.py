@@ -8,8 +8,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from hasten.errors import CheckpointError, UsageError
+from hasten.feed import Loader
 from hasten.feed.keys import SampleRandom
 from hasten.vision.transforms import (
     Compose,
@@ -74,6 +76,68 @@ def test_a_list_of_more_than_two_is_a_batch_too() -> None:
     got = Normalize((0.5,) * 3, (0.25,) * 3)([images, labels, "third"], None)
     assert got[1] is labels
     assert got[2] == "third"
+
+
+def test_normalised_memory_is_used_again_once_nobody_holds_it() -> None:
+    normalize = Normalize((0.5,) * 3, (0.25,) * 3)
+    first, _ = normalize(batch(), None)
+    place = first.data_ptr()
+    del first
+    assert normalize(batch(), None)[0].data_ptr() == place
+    shorter, _ = normalize(batch(3), None)
+    assert shorter.data_ptr() == place, "the last batch of an epoch, too"
+
+
+def hold_a_view(images: torch.Tensor) -> object:
+    return images[1:, 0]
+
+
+def hold_an_array(images: torch.Tensor) -> object:
+    return images[0].numpy()[:2]
+
+
+def hold_a_graph(images: torch.Tensor) -> object:
+    weight = torch.ones(images.shape, requires_grad=True)
+    return (weight * images).sum()
+
+
+def hold_a_storage(images: torch.Tensor) -> object:
+    return images.detach().untyped_storage()
+
+
+def hold_by_dlpack(images: torch.Tensor) -> object:
+    return images.__dlpack__()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "hold",
+    [lambda images: images, hold_a_view, hold_an_array, hold_a_graph, hold_a_storage,
+     hold_by_dlpack],
+)  # fmt: skip
+def test_a_normalised_batch_that_is_held_is_never_overwritten(hold, channels_last: bool) -> None:
+    normalize = Normalize((0.5,) * 3, (0.25,) * 3, channels_last=channels_last)
+    images, places, held = [], set(), []
+    for number in range(12):
+        pixels = torch.full((4, 3, 5, 6), number, dtype=torch.uint8)
+        got, _ = normalize((pixels, torch.zeros(4)), None)
+        places.add(got.data_ptr())
+        held.append(hold(got))
+        images.append(got.clone())
+        del got
+    assert len(places) == 12
+    for number, kept in enumerate(images):
+        want = torch.tensor((number / 255 - 0.5) / 0.25)
+        assert torch.allclose(kept, want.expand(kept.shape), atol=1e-5)
+
+
+def test_a_list_of_normalised_batches_from_a_loader_is_whole() -> None:
+    images = torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1).expand(40, 3, 4, 4).clone()
+    data = TensorDataset(images, torch.arange(40))
+    loader = Loader(data, 6, device_transform=Normalize((0.0,) * 3, (1 / 255,) * 3))
+    for _ in range(2):
+        batches = [pixels for pixels, _ in loader.to("cpu")]
+        assert torch.equal(torch.cat(batches), images.float())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""From decoded pixels to the square that is wanted: a part of them, resized, antialiased.
+
+Both ways release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Edges = tuple[float, float]
+
+
+def square_of(pixels: NDArray[np.uint8], rows: Edges, columns: Edges, size: int) -> Tensor:
+    """A part of an image as a square, antialiased (a triangle as wide as what a pixel covers).
+
+    Args:
+        pixels: uint8 [H, W, C], C of 1 or 3.
+        rows: where the part begins and ends, in pixels; of a picture decoded at a reduced scale,
+            these may lie within pixels.
+        columns: likewise.
+        size: side of the square, in pixels.
+
+    Returns:
+        uint8 [C, size, size].
+    """
+    top, bottom = _whole(rows, pixels.shape[0])
+    left, right = _whole(columns, pixels.shape[1])
+    part = pixels[top:bottom, left:right]
+    if (top, bottom) == rows and (left, right) == columns:
+        return _resized(part, size)
+    box = (
+        max(columns[0] - left, 0.0),
+        max(rows[0] - top, 0.0),
+        min(columns[1] - left, right - left),
+        min(rows[1] - top, bottom - top),
+    )
+    return _resized_box(part, box, size)
+
+
+def _whole(edges: Edges, length: int) -> tuple[int, int]:
+    """The pixels that edges touch; at least one."""
+    first = min(math.floor(edges[0]), length - 1)
+    return first, max(min(math.ceil(edges[1]), length), first + 1)
+
+
+def _resized(part: NDArray[np.uint8], size: int) -> Tensor:
+    if not part.flags.writeable:  # it is Pillow's; torch would warn
+        part = part.copy()
+    images = torch.from_numpy(part).permute(2, 0, 1)[None]
+    # On bytes in this layout torch has a vector kernel, some three times as fast as Pillow's.
+    return torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
+
+
+def _resized_box(
+    part: NDArray[np.uint8], box: tuple[float, float, float, float], size: int
+) -> Tensor:
+    # torch's has no edges within a pixel; moved to whole ones, a part of a picture decoded at a
+    # quarter would be off by up to two of the picture's own.
+    from PIL import Image
+
+    grey = part.shape[2] == 1
+    image = Image.fromarray(part[:, :, 0] if grey else part)
+    square = np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    return torch.from_numpy(square[None] if grey else square.transpose(2, 0, 1))
