@@ -318,7 +318,8 @@ def run(rounds: int, *, place: Path | None = None, sets: Iterable[str] = tuple(S
 
     Each has `set`, `name`, `images_per_s`, `cpu_seconds_per_1000`, `share_of_decode` (of the
     yardstick's images/s beside it), `ratio` (of that share to that of the best DataLoader with
-    Pillow that gives the same, bytes or floats); hasten's also `difference` from Pillow's pixels, of 255: mean, worst picture.
+    Pillow that gives the same, bytes or floats); hasten's also `difference` from
+    Pillow's pixels, of 255: mean, worst picture.
     """
     torch.set_num_threads(1)  # the contenders bring their own
     place = place or Path(tempfile.gettempdir()) / "hasten-benchmark-pictures"
