@@ -20,9 +20,10 @@ from hasten.errors import HastenError, OutOfDeviceMemory, UsageError
 from hasten.train import precision as precisions
 from hasten.train import weights
 from hasten.train.precision import Precision
-from hasten.vision import decode, models, trained
+from hasten.vision import models, trained
 from hasten.vision.data import Preparation
 from hasten.vision.facts import Facts, Given, allowed_file
+from hasten.vision.resizing import resized
 
 Image = str | Path | Tensor | NDArray[np.uint8]
 
@@ -140,7 +141,7 @@ class Classifier:
             slice(crop.left, crop.left + crop.width),
         )
         part = pixels[:, rows, columns].permute(1, 2, 0).cpu().contiguous().numpy()
-        return decode.resize(part, self.preparation.size)
+        return resized(part, self.preparation.size)
 
     @torch.inference_mode()
     def probabilities(self, images: Tensor) -> Tensor:

@@ -31,29 +31,31 @@ def square_of(pixels: NDArray[np.uint8], rows: Edges, columns: Edges, size: int)
     top, bottom = _whole(rows, pixels.shape[0])
     left, right = _whole(columns, pixels.shape[1])
     part = pixels[top:bottom, left:right]
-    if (top, bottom) == rows and (left, right) == columns:
-        return _resized(part, size)
+    # Of the part, in its own pixels, as Pillow has it: left, top, right, bottom.
     box = (
         max(columns[0] - left, 0.0),
         max(rows[0] - top, 0.0),
         min(columns[1] - left, right - left),
         min(rows[1] - top, bottom - top),
     )
+    if box == (0.0, 0.0, float(right - left), float(bottom - top)):
+        return resized(part, size)
     return _resized_box(part, box, size)
+
+
+def resized(pixels: NDArray[np.uint8], size: int) -> Tensor:
+    """A whole image as a square, antialiased: uint8 [H, W, C] -> uint8 [C, size, size]."""
+    if not pixels.flags.writeable:  # it is Pillow's; torch would warn
+        pixels = pixels.copy()
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    # On bytes in this layout torch has a vector kernel, some three times as fast as Pillow's.
+    return torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
 
 
 def _whole(edges: Edges, length: int) -> tuple[int, int]:
     """The pixels that edges touch; at least one."""
     first = min(math.floor(edges[0]), length - 1)
     return first, max(min(math.ceil(edges[1]), length), first + 1)
-
-
-def _resized(part: NDArray[np.uint8], size: int) -> Tensor:
-    if not part.flags.writeable:  # it is Pillow's; torch would warn
-        part = part.copy()
-    images = torch.from_numpy(part).permute(2, 0, 1)[None]
-    # On bytes in this layout torch has a vector kernel, some three times as fast as Pillow's.
-    return torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
 
 
 def _resized_box(

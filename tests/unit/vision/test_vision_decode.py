@@ -21,7 +21,7 @@ from hasten.errors import DataError, UsageError
 from hasten.vision import decode as decoding
 from hasten.vision import headers
 from hasten.vision.decode import Crop, ImageError, decode, decode_crop
-from hasten.vision.resizing import square_of
+from hasten.vision.resizing import resized
 
 PHOTOS = (
     Path(importlib.util.find_spec("sklearn").submodule_search_locations[0]) / "datasets" / "images"
@@ -57,10 +57,6 @@ def png(pixels: np.ndarray, color_type: int) -> bytes:
         + chunk(b"IDAT", zlib.compress(rows))
         + chunk(b"IEND", b"")
     )
-
-
-def whole_square(pixels: np.ndarray, size: int) -> torch.Tensor:
-    return square_of(pixels, (0, pixels.shape[0]), (0, pixels.shape[1]), size)
 
 
 def off_by(got: np.ndarray, want: np.ndarray) -> int:
@@ -195,7 +191,7 @@ def test_cmyk_and_ycck_jpeg() -> None:
     square = decode_crop(
         ycck, lambda height, width: Crop(top=0, left=0, height=48, width=64), size=24
     )
-    want = whole_square(RGB, 24)
+    want = resized(RGB, 24)
     assert (square.int() - want.int()).abs().max() <= 6
     tiff = stored(Image.fromarray(ink, "CMYK"), "TIFF")
     assert off_by(decode(tiff), RGB) <= 1
@@ -225,7 +221,7 @@ def test_exif_orientation(kind: str, orientation: int) -> None:
     got = decode_crop(data, choose, size=16)
     assert seen == [(height, width)]
     part = want[3 : height - 9, 9 : width - 5]
-    assert (got.int() - whole_square(part, 16).int()).abs().max() <= 4
+    assert (got.int() - resized(part, 16).int()).abs().max() <= 4
     mirrored = Crop(top=3, left=9, height=height - 12, width=width - 14, mirror=True)
     assert torch.equal(decode_crop(data, lambda height, width: mirrored, size=16), got.flip(2))
 
@@ -340,7 +336,7 @@ def test_stray_bytes_in_a_jpeg_do_no_harm() -> None:
     assert off_by(decode(stray), want) <= 1
     whole = Crop(top=0, left=0, height=48, width=64)
     small = decode_crop(stray, lambda height, width: whole, size=8)
-    assert (small.int() - whole_square(want, 8).int()).abs().max() <= 1
+    assert (small.int() - resized(want, 8).int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize(
