@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from hasten.simulate import current, streams
+from hasten.simulate import allocator, current, parts, streams
+from hasten.simulate.backend import BACKEND
 from hasten.simulate.naming import backend_device, checked, index_of_name, is_simulated
+from hasten.simulate.properties import DeviceProperties
 from hasten.simulate.tensors import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _index(device: Any) -> int:
@@ -69,33 +66,34 @@ class _DeviceOf(_Device):
 
 
 def _name(device: Any = None) -> str:
-    _index(device)
-    return str(_session().spec.name)
+    return _properties(device).name
 
 
 def _capability(device: Any = None) -> tuple[int, int]:
-    _index(device)
-    found: tuple[int, int] = _session().spec.capability
-    return found
+    found = _properties(device)
+    return found.major, found.minor
 
 
-def _properties(device: Any = None) -> SimpleNamespace:
-    index = _index(device)
-    spec, memory = _session().spec, _session().memories[index]
-    return SimpleNamespace(
+def _properties(device: Any = None) -> DeviceProperties:
+    index = device if isinstance(device, int) else current.thread.device
+    if isinstance(device, (str, torch.device)):
+        named = torch.device(device)
+        if named.type not in ("cuda", BACKEND):
+            raise ValueError(f"Expected a cuda device, but got: {device}")
+        index = current.thread.device if named.index is None else named.index
+    session = _session()
+    session.touch()
+    if not 0 <= index < session.count:
+        raise AssertionError("Invalid device id")
+    spec = session.spec
+    return DeviceProperties(
         name=spec.name,
         major=spec.capability[0],
         minor=spec.capability[1],
-        total_memory=memory.total_bytes,
+        total_memory=session.memories[index].total_bytes,
         multi_processor_count=spec.processors,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        warp_size=32,
-        gcnArchName="",
-        uuid=f"simulated-{index}",
+        uuid=f"00000000-0000-0000-0000-{index:012d}",
+        pci_bus_id=index + 1,
         L2_cache_size=40 << 20,
     )
 
@@ -119,35 +117,26 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
     return memory.total_bytes - memory.reserved, memory.total_bytes
 
 
-def _memory_stats(device: Any = None) -> dict[str, int]:
-    memory = _session().memories[_index(device)]
-    return {
-        "allocated_bytes.all.current": memory.allocated,
-        "allocated_bytes.all.peak": memory.peak,
-        "reserved_bytes.all.current": memory.reserved,
-        "reserved_bytes.all.peak": memory.peak_reserved,
-        "allocation.all.allocated": memory.allocations,
-        "num_alloc_retries": 0,
-        "num_ooms": 0,
-    }
-
-
-def _memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in _memory_stats(device).items())
-
-
-def _empty_cache() -> None:
-    for memory in _session().memories:
-        memory.empty_cache()
+def _memory_stats(device: Any = None) -> dict[str, Any]:
+    found: dict[str, Any] = torch.cuda.memory.memory_stats(_index(device))
+    return found
 
 
 def _reset_peak(device: Any = None) -> None:
-    _session().memories[_index(device)].reset_peak()
+    allocator.reset_peak(_index(device))
 
 
-def _fraction(fraction: float, device: Any = None) -> None:
-    memory = _session().memories[_index(device)]
-    memory.limit_bytes = int(memory.total_bytes * fraction)
+def _reset_accumulated(device: Any = None) -> None:
+    allocator.reset_accumulated(_index(device))
+
+
+def _set_sync_debug_mode(debug_mode: int | str) -> None:
+    modes = {"default": 0, "warn": 1, "error": 2}
+    if isinstance(debug_mode, str) and debug_mode not in modes:
+        raise RuntimeError(
+            "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+        )
+    _session().sync_debug_mode = modes[debug_mode] if isinstance(debug_mode, str) else debug_mode
 
 
 def _manual_seed(seed: int) -> None:
@@ -215,6 +204,12 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _accelerator_capability(device: Any = None) -> dict[str, Any]:
+    _index(device)
+    kinds = {x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+    return {"supported_dtypes": {x for x in kinds if not str(x).startswith("torch.q")}}
+
+
 def cuda_functions() -> dict[str, Any]:
     """The attributes of `torch.cuda`."""
     count = _session().count
@@ -241,6 +236,7 @@ def cuda_functions() -> dict[str, Any]:
         "synchronize": _synchronize,
         "Stream": streams.Stream,
         "ExternalStream": streams.Stream,
+        "get_stream_from_external": streams.external,
         "Event": streams.Event,
         "StreamContext": streams.StreamContext,
         "stream": streams.StreamContext,
@@ -249,7 +245,7 @@ def cuda_functions() -> dict[str, Any]:
         "set_stream": streams.set_stream,
         "is_current_stream_capturing": lambda: False,
         "ipc_collect": _nothing,
-        "empty_cache": _empty_cache,
+        "empty_cache": allocator.empty_cache,
         "memory_allocated": _figure("allocated_bytes"),
         "max_memory_allocated": _figure("peak_bytes"),
         "memory_reserved": _figure("reserved_bytes"),
@@ -257,13 +253,7 @@ def cuda_functions() -> dict[str, Any]:
         "memory_cached": _figure("reserved_bytes"),
         "max_memory_cached": _figure("peak_reserved_bytes"),
         "reset_peak_memory_stats": _reset_peak,
-        "reset_max_memory_allocated": _reset_peak,
-        "reset_max_memory_cached": _reset_peak,
-        "reset_accumulated_memory_stats": _nothing,
         "mem_get_info": _mem_get_info,
-        "memory_stats": _memory_stats,
-        "memory_summary": _memory_summary,
-        "set_per_process_memory_fraction": _fraction,
         "manual_seed": _manual_seed,
         "manual_seed_all": lambda seed: _session().random.seed_all(int(seed)),
         "seed": _seed,
@@ -273,9 +263,13 @@ def cuda_functions() -> dict[str, Any]:
         "get_rng_state_all": _get_rng_state_all,
         "set_rng_state": _set_rng_state,
         "set_rng_state_all": _set_rng_state_all,
-        "get_sync_debug_mode": lambda: 0,
-        "set_sync_debug_mode": _nothing,
-        "utilization": lambda device=None: 0,
+        "get_sync_debug_mode": lambda: int(_session().sync_debug_mode),
+        "set_sync_debug_mode": _set_sync_debug_mode,
+        **parts.idle_figures(),
+        **parts.graph_functions(),
+        "MemPool": parts.refused("MemPool", "memory pools"),
+        "_cudart": parts.RUNTIME,
+        "_initialized": True,
         "default_generators": tuple(_session().random.generators),
     }
     for name, dtype in DTYPES.items():
@@ -298,39 +292,42 @@ def accelerator_functions() -> dict[str, Any]:
         "current_stream": streams.current_stream,
         "set_stream": streams.set_stream,
         "synchronize": _synchronize,
-        "empty_cache": _empty_cache,
+        "empty_cache": allocator.empty_cache,
         "memory_allocated": _figure("allocated_bytes"),
         "max_memory_allocated": _figure("peak_bytes"),
         "memory_reserved": _figure("reserved_bytes"),
         "max_memory_reserved": _figure("peak_reserved_bytes"),
         "memory_stats": _memory_stats,
         "reset_peak_memory_stats": _reset_peak,
-        "reset_accumulated_memory_stats": _nothing,
+        "reset_accumulated_memory_stats": _reset_accumulated,
         "get_memory_info": _mem_get_info,
+        "empty_host_cache": _nothing,
+        "get_device_capability": _accelerator_capability,
+        "Graph": parts.refused("Graph", "CUDA graphs"),
     }
 
 
-@contextmanager
-def _range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
+def _shared(module: Any, functions: dict[str, Any]) -> dict[str, Any]:
+    return {name: functions[name] for name in vars(module) if name in functions}
 
 
-def nvtx_functions() -> dict[str, Any]:
-    """The attributes of `torch.cuda.nvtx`: marks that nobody reads."""
-    return {
-        "range_push": lambda msg: 0,
-        "range_pop": lambda: 0,
-        "range_start": lambda msg: 0,
-        "range_end": _nothing,
-        "mark": _nothing,
-        "range": _range,
+def module_functions() -> dict[Any, dict[str, Any]]:
+    """The modules that hold some of the same functions again, and those of each."""
+    functions, accelerator = cuda_functions(), accelerator_functions()
+    found = {
+        module: _shared(module, functions)
+        for module in (
+            torch.cuda.random,
+            torch.cuda.memory,
+            torch.cuda.streams,
+            torch.cuda.graphs,
+        )
     }
+    # PyTorch's own, over `allocator`.
+    for name in ("memory_stats", "reset_peak_memory_stats"):
+        found[torch.cuda.memory].pop(name, None)
+    found[torch.accelerator.memory] = _shared(torch.accelerator.memory, accelerator)
+    return found
 
 
-def random_functions() -> dict[str, Any]:
-    """The attributes of `torch.cuda.random`."""
-    functions = cuda_functions()
-    return {name: functions[name] for name in vars(torch.cuda.random) if name in functions}
-
-
-__all__ = ["accelerator_functions", "cuda_functions", "nvtx_functions", "random_functions"]
+__all__ = ["accelerator_functions", "cuda_functions", "module_functions"]

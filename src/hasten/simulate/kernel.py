@@ -67,12 +67,16 @@ def _execute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         index = index or 0
     elif index is None:
         index = mixing.settle(session, plan, args, kwargs, simulated)
-    if plan.seeded:
-        result = session.random.run(plan, raw_args, raw_kwargs, index)
-    elif plan.outs:
-        result = _with_outs(plan, raw_args, raw_kwargs, kwargs)
-    else:
-        result = plan.op(*raw_args, **raw_kwargs)
+    try:
+        if plan.seeded:
+            result = session.random.run(plan, raw_args, raw_kwargs, index)
+        elif plan.outs:
+            result = _with_outs(plan, raw_args, raw_kwargs, kwargs)
+        else:
+            result = plan.op(*raw_args, **raw_kwargs)
+    except RuntimeError as error:
+        session.raise_if_full(error, index)
+        raise
     if index == HOST:
         return result
     session.launch(plan, index, raw_args, result)
@@ -117,6 +121,8 @@ def _take_device(kwargs: dict[str, Any], raw_kwargs: dict[str, Any]) -> int | No
     """The device's index that a call names (None: it names none), and the call for the CPU."""
     target = kwargs.get("device")
     if raw_kwargs.get("pin_memory"):
+        if target is not None and target.type != "cpu":
+            raise RuntimeError("Only dense CPU tensors can be pinned")
         raw_kwargs["pin_memory"] = False
     if target is None:
         return None

@@ -65,11 +65,17 @@ def check(session: Session, plan: Plan, args: tuple[Any, ...], kwargs: dict[str,
     if plan.host_all:
         return
     found = list(tensors(plan, args, kwargs))
+    if plan.indexing and _indexes_host(plan, args, kwargs):
+        _check_host_indexed(session, plan, found)
+        return
+    if plan.base == "fill":
+        _check_fill(session, plan, args, kwargs)
+        return
     bad = [(name, role, x) for name, role, x in found if x.is_cpu and not _allowed(plan, name, x)]
-    if bad or (plan.indexing and _indexes_host(plan, args, kwargs)):
+    if bad:
         _refuse(session, plan, found, bad)
         return
-    if plan.scalars and len(found) > 2 and "_foreach" not in plan.base:
+    if plan.scalars and len(found) > 2 and plan.base != "where" and "_foreach" not in plan.base:
         scalars = [x for _, _, x in found if x.is_cpu]
         if len(scalars) > 1:
             raise RuntimeError("Trying to pass too many CPU scalars to CUDA kernel!")
@@ -78,6 +84,32 @@ def check(session: Session, plan: Plan, args: tuple[Any, ...], kwargs: dict[str,
 def _indexes_host(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     indexed = plan.value("self", args, kwargs)
     return isinstance(indexed, _Tensor) and indexed.is_cpu
+
+
+def _check_host_indexed(
+    session: Session, plan: Plan, found: list[tuple[str, str, torch.Tensor]]
+) -> None:
+    """A CPU tensor that is indexed: CPU indices only, and one number of the device as the value."""
+    on_device = [entry for entry in found if not entry[2].is_cpu]
+    if all(name == "values" and x.dim() == 0 for name, _, x in on_device):
+        session.wait("item", session.index_of(on_device[0][2]))
+        return
+    indices = any(name == "indices" for name, _, _ in on_device)
+    _refuse(session, plan, found, [] if indices else [e for e in found if e[0] == "self"])
+
+
+def _check_fill(
+    session: Session, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """One number fills a tensor of any device; CUDA reads it first."""
+    value = plan.value("value", args, kwargs)
+    if value.dim():
+        raise RuntimeError(
+            "fill_ only supports 0-dimension value tensor but got tensor with "
+            f"{value.dim()} dimensions."
+        )
+    if not value.is_cpu:
+        session.wait("item", session.index_of(value))
 
 
 def _allowed(plan: Plan, name: str, x: torch.Tensor) -> bool:
@@ -145,9 +177,11 @@ def _words(
     bad: list[tuple[str, str, torch.Tensor]],
 ) -> tuple[str, str, str]:
     """The argument to blame and the two devices, in the order in which CUDA names them."""
-    if plan.indexing and not any(name == "values" for name, _, _ in bad):
+    if plan.indexing and not bad:
         return "indices", "cpu", "cuda"
     device = next(session.device_name(x) for _, _, x in found if not x.is_cpu)
+    if plan.indexing:
+        return bad[0][0], device, "cpu"
     if plan.scalars or plan.base == "masked_fill":
         return bad[0][0], device, session.device_name(bad[0][2])
     strict = [(name, x) for name, _, x in found if name not in plan.host]

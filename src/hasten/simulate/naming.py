@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hasten.simulate import current
+from hasten.simulate import current, placement
 from hasten.simulate.backend import BACKEND, MOST_DEVICES
 from hasten.simulate.mixing import Repair, is_reported, report
+from hasten.simulate.randomness import DeviceGenerator
+from hasten.simulate.wording import cuda_error
 
 if TYPE_CHECKING:
     pass
@@ -55,10 +57,7 @@ def checked(index: int) -> int:
         RuntimeError: no simulated device has it; in CUDA's words.
     """
     if not 0 <= index < current.require().count:
-        raise torch.AcceleratorError(
-            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have "
-            "enough GPUs?"
-        )
+        raise cuda_error("invalid device ordinal")
     return index
 
 
@@ -80,20 +79,53 @@ def is_simulated(x: Any) -> bool:
     return isinstance(x, _Tensor) and not x.is_cpu and not x.is_meta
 
 
+# What a PyTorch for the CPU says where its C++ code meets a device that it has not.
+_PYTORCHS_OWN = {
+    "PyTorch is not linked with support for cuda devices": (
+        "the simulated accelerator cannot do this: PyTorch's C++ code asks for a GPU here, as for "
+        "nested tensors of the strided layout; see docs/simulate.md"
+    ),
+    "QUInt/QInt types are not supported by dlpack": (
+        "the simulated accelerator has no quantized tensors; see docs/simulate.md"
+    ),
+}
+
+
 def translated(error: BaseException) -> BaseException:
     """The error with CUDA's names in its text, the same object where nothing changes."""
     text = str(error)
+    for words, instead in _PYTORCHS_OWN.items():
+        if text.startswith(words):
+            return NotImplementedError(instead).with_traceback(error.__traceback__)
     if BACKEND not in text and "PrivateUse1" not in text:
         return error
     text = text.replace(BACKEND, "cuda")
     text = text.replace("PrivateUse1", "CUDA")
     if isinstance(error, NotImplementedError) and "Could not run" in text:
         text = text.split("\n")[0].split(". This could be because")[0]
-        text += ". The simulated accelerator does not have this operator; see docs/simulate.md."
+        if text.startswith(tuple(f"Could not run 'aten::{name}" for name in placement.CPU_ONLY)):
+            text += ". This could be because the operator doesn't exist for this backend."
+        else:
+            text += ". The simulated accelerator does not have this operator; see docs/simulate.md."
     try:
         return type(error)(text).with_traceback(error.__traceback__)
     except TypeError:
         return error
+
+
+def named_refusals(call: Any) -> Any:
+    """A function of PyTorch's that no function mode sees, with its errors in CUDA's names."""
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            other = translated(error)
+            if other is error:
+                raise
+            raise other from None
+
+    return named
 
 
 class Naming(TorchFunctionMode):
@@ -128,6 +160,8 @@ class Naming(TorchFunctionMode):
             if other is error:
                 raise
             raise other from None
+        if kwargs and isinstance(kwargs.get("generator"), DeviceGenerator):
+            _check_generator(out)
         if session.track_origins and isinstance(out, _Tensor):
             session.made(out, getattr(func, "__name__", "?"))
         return out
@@ -135,9 +169,17 @@ class Naming(TorchFunctionMode):
 
 def _pinned_factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*args, **{**kwargs, "pin_memory": False})
-    if isinstance(out, _Tensor) and out.is_cpu:
+    if isinstance(out, _Tensor):
+        if not out.is_cpu:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
         current.require().host.pin(out)
     return out
+
+
+def _check_generator(out: Any) -> None:
+    """Refuse a random call of the CPU that was handed a generator of the device."""
+    if isinstance(out, _Tensor) and out.is_cpu:
+        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
 def _reads(session: Any, func: Any, args: tuple[Any, ...]) -> None:

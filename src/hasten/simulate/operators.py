@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hasten.simulate import current, mixing
+from hasten.simulate import current, mixing, placement
 from hasten.simulate.backend import on_host, strided, view_like
 from hasten.simulate.kernel import alone, execute, rebind
 from hasten.simulate.plan import Plan, plan_of
@@ -60,6 +60,7 @@ _NATIVE = frozenset(
         "t_",
         "transpose_",
         "unsqueeze_",
+        "fill.Tensor",
         "_assert_tensor_metadata",
         "_print",
         "allclose",
@@ -170,6 +171,13 @@ def _set_storage(
 
 
 def _set_source_tensor(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    session = current.require()
+    own, other = session.device_name(x), session.device_name(source)
+    if own != other:
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{own}" to a storage on different '
+            f'device "{other}".  This is no longer allowed; the devices must match.'
+        )
     torch._C.TensorBase.data.__set__(x, source.detach())  # type: ignore[attr-defined]
     return x
 
@@ -245,9 +253,16 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 def _guarded(own: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu"):
-            return alone(own, *args, **kwargs)
-        return own(*args, **kwargs)
+        try:
+            if torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu"):
+                return alone(own, *args, **kwargs)
+            return own(*args, **kwargs)
+        except RuntimeError as error:
+            target = kwargs.get("device")
+            index = None if target is None else target.index
+            session = current.require()
+            session.raise_if_full(error, current.thread.device if index is None else index)
+            raise
 
     return kernel
 
@@ -295,7 +310,7 @@ def register() -> None:
         library = make(namespace, "IMPL")
         _libraries.append(library)
         for name in names:
-            if namespace == "aten" and name in _NATIVE:
+            if namespace == "aten" and (name in _NATIVE or name.startswith(placement.CPU_ONLY)):
                 continue
             own = _OWN.get(name) if namespace == "aten" else None
             kernel = _guarded(own) if own is not None else _generic(namespace, name)

@@ -8,6 +8,18 @@ a few take a certain argument on the CPU. The lists follow ``native_functions.ya
 
 from __future__ import annotations
 
+# What CUDA has no kernel for: PyTorch refuses them.
+CPU_ONLY = (
+    "histogram.",
+    "_histogramdd_",
+    "_upsample_lanczos2d_aa",
+    "_spdiags",
+    "from_file",
+    "_add_relu",
+    "_weight_int4pack_mm_for_cpu",
+    "_convert_weight_to_int4pack_for_cpu",
+)
+
 # Element-wise operators with several tensors that take a 0-dimensional CPU tensor: the base names.
 TAKES_HOST_SCALARS = frozenset(
     [
@@ -75,6 +87,8 @@ TAKES_HOST_SCALARS = frozenset(
         "addcmul",
         "addcdiv",
         "where",
+        "dist",
+        "ldexp",
         "binary_cross_entropy_with_logits",
         "soft_margin_loss",
         "_foreach_add",
@@ -127,7 +141,6 @@ HOST_SCALAR_ARGUMENTS: dict[str, frozenset[str]] = {
 
 # Of the element-wise operators, arguments that must lie on the device even when 0-dimensional.
 DEVICE_ONLY: dict[str, frozenset[str]] = {
-    "where": frozenset({"condition"}),
     "addcmul": frozenset({"self"}),
     "addcdiv": frozenset({"self"}),
 }

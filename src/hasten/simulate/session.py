@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from hasten.simulate.specs import DeviceSpec
 
 _Tensor = torch.Tensor
+_NO_MEMORY = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _strided = torch.strided
 _raw_device = torch._C.TensorBase.device.__get__
 
@@ -52,6 +55,7 @@ class Session:
         self.queues: list[list[Queue]] = [[Queue(index, 0)] for index in range(count)]
         self.track_origins = track_origins
         self.initialised = False
+        self.sync_debug_mode = 0
         self.bad_fork = False
         self._origins: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
 
@@ -92,6 +96,25 @@ class Session:
         """The device of any tensor as CUDA's messages write it."""
         return "cpu" if x.is_cpu else f"cuda:{self.index_of(x)}"
 
+    def raise_if_full(self, error: RuntimeError, index: int) -> None:
+        """Raise for an error of the host's allocator what CUDA's would say.
+
+        Raises:
+            torch.OutOfMemoryError: the device has not so much memory; in CUDA's words.
+            MemoryError: the device would, and this machine, which plays it, has not.
+        """
+        found = _NO_MEMORY.search(str(error))
+        if found is None:
+            return
+        nbytes = int(found[1])
+        memory = self.memories[max(index, 0)]
+        if memory.allocated + nbytes > memory.limit_bytes:
+            raise memory.refusal(nbytes) from None
+        raise MemoryError(
+            f"the simulated device has room for {nbytes:,} bytes more, and the machine that plays "
+            "it has not; try with less, or a smaller memory_bytes"
+        ) from None
+
     # Time
 
     def queue(self, index: int) -> Queue:
@@ -115,8 +138,21 @@ class Session:
         moved = nbytes / self.spec.memory_bytes_per_s
         self.clock.launch(self.queue(index), self.spec.launch_s, work if work > moved else moved)
 
+    def warn_of_wait(self) -> None:
+        """Say that the host waits, as ``torch.cuda.set_sync_debug_mode`` asks.
+
+        Raises:
+            RuntimeError: the mode is "error".
+        """
+        if self.sync_debug_mode == 1:
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=3)
+        elif self.sync_debug_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
     def wait(self, kind: str, index: int) -> None:
         """The host waits for the current queue of a device: a synchronisation."""
+        if self.sync_debug_mode:
+            self.warn_of_wait()
         waited = self.clock.wait(self.queue(index).done_s)
         reason = current.thread.reason
         if reason is not None:

@@ -7,6 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._subclasses.fake_tensor
+import torch.nested
 import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 import torch.utils._device
@@ -14,6 +16,7 @@ import torch.utils.data
 
 from hasten.errors import UsageError
 from hasten.simulate import (
+    allocator,
     autocast,
     backend,
     backward,
@@ -22,12 +25,13 @@ from hasten.simulate import (
     current,
     operators,
     parallel,
+    parts,
     persistence,
     randomness,
     streams,
     tensors,
 )
-from hasten.simulate.naming import Naming, backend_device, index_of_name
+from hasten.simulate.naming import Naming, backend_device, index_of_name, named_refusals
 from hasten.simulate.patches import Patches
 from hasten.simulate.session import Session
 from hasten.simulate.specs import DeviceSpec, spec_of
@@ -180,16 +184,25 @@ class Simulation:
         patch.set(
             torch.serialization, "location_tag", persistence.tag(torch.serialization.location_tag)
         )
-        patch.set_all(torch.cuda.random, cuda_module.random_functions())
-        patch.set_all(torch.cuda.nvtx, cuda_module.nvtx_functions())
+        for module, functions in cuda_module.module_functions().items():
+            patch.set_all(module, functions)
+        patch.set_all(torch._C, allocator.functions())
+        patch.set_all(torch.cuda.nvtx, parts.nvtx_functions())
         patch.set(torch, "Generator", randomness.generator_class())
         patch.set(torch, "Stream", streams.Stream)
         patch.set(torch, "Event", streams.Event)
         patch.set(torch.version, "cuda", torch.version.cuda or "12.8")
         patch.set(torch.backends.cuda, "is_built", lambda: True)
         patch.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+        patch.set(torch.backends.cudnn, "is_available", lambda: True)
+        patch.set(torch.backends.cudnn, "version", lambda: 91002)
+        patch.set(torch.cuda.nccl, "version", lambda: (2, 27, 5))
         patch.set_all(torch, autocast.functions())
         patch.set(torch, "compile", compiling.compile_)
+        fakes = torch._subclasses.fake_tensor.FakeTensorConverter
+        patch.set(fakes, "from_real_tensor", compiling.no_fakes(fakes.from_real_tensor))
+        for name in ("nested_tensor", "as_nested_tensor"):
+            patch.set(torch.nested, name, named_refusals(getattr(torch.nested, name)))
         self._patch_defaults()
         backward.patch(self._patches, self._mode)
         self._patch_threads()

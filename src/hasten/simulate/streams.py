@@ -10,8 +10,18 @@ import torch
 from hasten.simulate import current
 from hasten.simulate.clock import Queue
 from hasten.simulate.naming import checked, index_of_name
+from hasten.simulate.wording import cuda_error
 
 _numbers = itertools.count(1)
+
+
+def _reached(time_s: float) -> bool:
+    """Whether the host is there; asking takes it a moment, so that who polls gets on."""
+    session = current.require()
+    if time_s <= session.clock.host_s:
+        return True
+    session.clock.host_s += session.spec.launch_s
+    return False
 
 
 class Stream:
@@ -48,9 +58,19 @@ class Stream:
         """The priority that it was made with."""
         return self._queue.priority
 
+    @property
+    def device_type(self) -> int:
+        """The number of PyTorch's kind of device."""
+        return 1
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority."""
+        return 0, -5
+
     def query(self) -> bool:
         """Whether all its work is done by now, in virtual time."""
-        return self._queue.done_s <= current.require().clock.host_s
+        return _reached(self._queue.done_s)
 
     def is_capturing(self) -> bool:
         """Whether a graph is being captured: never."""
@@ -58,7 +78,9 @@ class Stream:
 
     def synchronize(self) -> None:
         """Let the host wait for its work."""
-        current.require().wait_for(self._queue.done_s, "stream", self._queue.index)
+        session = current.require()
+        session.warn_of_wait()
+        session.wait_for(self._queue.done_s, "stream", self._queue.index)
 
     def wait_stream(self, stream: Stream) -> None:
         """Let later work here begin after all that the other has now."""
@@ -144,7 +166,7 @@ class Event:
 
     def query(self) -> bool:
         """Whether it has been reached by now, in virtual time."""
-        return self.time_s is None or self.time_s <= current.require().clock.host_s
+        return self.time_s is None or _reached(self.time_s)
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
@@ -156,12 +178,25 @@ class Event:
 
         Raises:
             RuntimeError: one of them was made without timing, or not recorded.
+            torch.AcceleratorError: one of them has not been reached.
         """
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self.time_s is None or end_event.time_s is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise cuda_error("device not ready")
         return (end_event.time_s - self.time_s) * 1e3
+
+    @property
+    def cuda_event(self) -> int:
+        """The handle: 0 before it is first recorded."""
+        return 0 if self.time_s is None else id(self)
+
+    def __repr__(self) -> str:
+        if self.time_s is None:
+            return "<torch.cuda.Event uninitialized>"
+        return f"<torch.cuda.Event {self.cuda_event:#x}>"
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -182,3 +217,8 @@ def set_stream(stream: Stream) -> None:
     """Make a stream the current one of its device, and its device the current one."""
     current.thread.streams[stream.device_index] = stream._queue
     current.thread.device = stream.device_index
+
+
+def external(data_ptr: int, device: Any = None) -> Stream:
+    """Stands for ``torch.cuda.get_stream_from_external``: a stream that another library made."""
+    return Stream(device)

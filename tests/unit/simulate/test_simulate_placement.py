@@ -69,6 +69,33 @@ REFUSED = {
         ),
         "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
     ),
+    "indices of the device into the host": (
+        lambda: torch.ones(3)[torch.tensor([0], device="cuda")],
+        "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+    ),
+    "values of the device into the host": (
+        lambda: torch.ones(3).index_put_((torch.tensor([0]),), on_cuda(1)),
+        "found at least two devices, cuda:0 and cpu!",
+    ),
+    # clamp.Tensor declares no exemption from the check of devices, and its TensorIterator takes no
+    # numbers of the CPU either (TensorCompare.cpp).
+    "a bound of clamp": (
+        lambda: on_cuda(3).clamp(max=torch.tensor(1.0)),
+        "(when checking argument for argument max in method wrapper_CUDA_clamp_Tensor)",
+    ),
+    "a vector to fill with": (
+        lambda: on_cuda(3).fill_(torch.ones(1)),
+        "fill_ only supports 0-dimension value tensor but got tensor with 1 dimensions.",
+    ),
+    "a storage of the host": (
+        lambda: on_cuda(3).set_(torch.ones(3)),
+        'Attempted to set the storage of a tensor on device "cuda:0" to a storage on different '
+        'device "cpu"',
+    ),
+    "pinned memory on the device": (
+        lambda: torch.ones(3, device="cuda", pin_memory=True),
+        "Only dense CPU tensors can be pinned",
+    ),
     "hidden state": (lambda: nn.GRU(1, 1).cuda()(on_cuda(2, 1, 1), torch.ones(1, 1, 1)), "device"),
 }
 
@@ -92,6 +119,17 @@ ALLOWED = {
     "assignment from the host": lambda: on_cuda(3).__setitem__(slice(None), torch.zeros(3)),
     "where with a number": lambda: torch.where(on_cuda(3) > 0, on_cuda(3), torch.tensor(0.0)),
     "filled with a number": lambda: on_cuda(3).masked_fill(on_cuda(3) > 0, torch.tensor(1.0)),
+    "where by a condition of the host": lambda: torch.where(
+        torch.tensor(True), on_cuda(3), torch.tensor(0.0)
+    ),
+    "where between two numbers": lambda: torch.where(
+        on_cuda(3) > 0, torch.tensor(1.0), torch.tensor(0.0)
+    ),
+    "an exponent of ldexp": lambda: on_cuda(3).ldexp(torch.tensor(2.0)),
+    "the host filled with a number of the device": lambda: torch.ones(3).fill_(on_cuda(1)[0]),
+    "a number of the device written through a host mask": lambda: torch.ones(3).__setitem__(
+        torch.ones(3) > 0, on_cuda(1)[0]
+    ),
     "a weight of lerp": lambda: on_cuda(3).lerp(on_cuda(3), torch.tensor(0.5)),
     "packed lengths on the host": lambda: nn.utils.rnn.pack_padded_sequence(
         on_cuda(2, 3, 1), torch.tensor([3, 2]), batch_first=True
