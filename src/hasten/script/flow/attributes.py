@@ -101,6 +101,7 @@ class Attributes(State):
         if name in value.fields:
             return self._field(value, name)
         if isinstance(value, Module) and name == "module" and "wraps" in value.extra:
+            value.extra["unwrapped"] = True
             return value.extra["wraps"]  # type: ignore[no-any-return]
         if name == "__class__":
             return value.cls or Unknown()

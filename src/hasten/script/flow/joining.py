@@ -51,6 +51,9 @@ def join(one: Value, other: Value) -> Value:
     if isinstance(one, Module) and isinstance(other, Module):
         for outer, inner in ((one, other), (other, one)):
             if outer.extra.get("wraps") is inner:
+                if outer.extra.get("unwrapped"):  # `model.module if parallel else model`
+                    plain: Value = inner
+                    return plain
                 outer.extra["maybe"] = True
                 return outer
         if one.lib and one.lib == other.lib and not one.fields and not other.fields:

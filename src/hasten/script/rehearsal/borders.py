@@ -12,7 +12,7 @@ from torch.nn.utils import rnn
 from hasten.script.rehearsal.collected import Collected
 from hasten.script.rehearsal.modules import ById, Modules
 from hasten.script.rehearsal.origins import Origins
-from hasten.script.rehearsal.places import Territory, source_line
+from hasten.script.rehearsal.places import Territory, argument_line, source_line
 
 _MOST = 0.6  # share of the steps that makes a habit
 
@@ -24,6 +24,7 @@ class Borders:
         self, territory: Territory, origins: Origins, collected: Collected, quietly: Any
     ) -> None:
         self._territory, self._collected, self._quietly = territory, collected, quietly
+        self._origins = origins
         origins.special[torch.Tensor.numpy] = self._numpy
         origins.special[torch.Tensor.__array__] = self._numpy
 
@@ -55,14 +56,24 @@ class Borders:
             if isinstance(lengths, torch.Tensor) and lengths.device.type != "cpu":
                 stack = self._territory.stack(sys._getframe(1))
                 if stack:
+                    placed = self._origins.placed(lengths)
+                    at = argument_line(stack[0], "pack_padded_sequence", 1, "lengths")
                     self._collected.add(
                         "HST113",
                         stack[0].file,
-                        stack[0].line,
+                        at,
                         "'lengths' argument should be a 1D CPU int64 tensor, but got "
                         f"{lengths.dim()}D {lengths.device} tensor.",
                         fix="pack_padded_sequence(..., lengths.cpu(), ...), or leave the lengths "
                         "on the CPU",
+                        related=tuple(
+                            (p.file, p.line, note)
+                            for p, note in (
+                                (stack[0], "they are packed here"),
+                                (placed, "they came to the device here"),
+                            )
+                            if p is not None
+                        ),
                     )
                     with self._quietly():
                         lengths = lengths.cpu()

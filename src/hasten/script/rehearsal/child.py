@@ -66,6 +66,7 @@ class Rehearsal:
         self.loaders = Loaders(
             self.territory, self.origins, self.collected, request.steps, lambda: self.steps.rounds
         )
+        self.waits.elsewhere = lambda: self.loaders.in_worker
         self.borders = Borders(self.territory, self.origins, self.collected, self._quietly)
         self.habits = Habits(self.territory, self.modules, self.collected)
         self.saving = Saving(self.territory, self.collected, self.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
@@ -14,11 +15,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hasten.script.rehearsal.collected import Collected
+from hasten.script.rehearsal.labour import Labour
 from hasten.script.rehearsal.origins import Origins, address, tensors_in
 from hasten.script.rehearsal.places import Place, Stack, Territory
 
 _LONG_S = 5.0  # seconds that a loader without steps may take
-_OPERATIONS = 12  # torch calls a sample that are real work
+_OPERATIONS = 12  # calls of torch and NumPy a sample that are real work
+_PLAIN = 200  # other calls a sample that are
+_WATCHED = 64  # samples of a loader whose calls are counted one by one
 _SAMPLES = 8  # samples that must be seen before the work is judged
 
 
@@ -29,6 +33,7 @@ class _Use:
         self.stack = stack
         self.workers = 0
         self.epochs = self.samples = self.operations = self.files = 0
+        self.watched = self.arrays = self.plain = 0  # samples whose calls were counted; the calls
         self.trained = self.persistent = self.told = False
         self.init: Any = None
 
@@ -53,9 +58,11 @@ class Loaders:
             weakref.WeakKeyDictionary()
         )
         self._in_worker: Any = None
+        self._in_sample: set[int] = set()  # device memory that the sample under way has made
         self._loop = 0  # identity of the user's call that asks for the batch
         self._batches = 0
         self._fetching: _Use | None = None
+        self._labour = Labour(territory)
         self.cut = 0
 
     def install(self) -> None:
@@ -120,11 +127,17 @@ class Loaders:
         )
         before, worker._worker_info = worker._worker_info, info
         outer, self._in_worker = self._in_worker, loader
+        self._in_sample.clear()
         try:
             return work()
         finally:
             worker._worker_info = before
             self._in_worker = outer
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether a worker process would run this."""
+        return self._in_worker is not None
 
     def _next(self, iterator: Any, plain: Any) -> Any:
         loader, steps, began = self._began.get(iterator, (None, self._count(), self._clock()))
@@ -142,21 +155,35 @@ class Loaders:
         calls, outer, self._fetching = self._origins.calls, self._fetching, use
         stack = self._territory.stack(sys._getframe(1))
         self._loop = stack[0].frame if stack else 0
+        count = not use.workers and use.watched < _WATCHED
         try:
-            batch = (
-                self._as_worker(loader, lambda: plain(iterator)) if use.workers else plain(iterator)
-            )
+            with self._labour if count else contextlib.nullcontext():
+                batch = (
+                    self._as_worker(loader, lambda: plain(iterator))
+                    if use.workers
+                    else plain(iterator)
+                )
         finally:
             self._fetching = outer
-        use.samples += _samples(loader, batch)
+        samples = _samples(loader, batch)
+        use.samples += samples
+        if count:
+            use.watched += samples
+            use.arrays += self._labour.arrays
+            use.plain += self._labour.plain
         use.operations += self._origins.calls - calls
         self._batches += 1
         self._origins.loaded(batch, self._batches, stack)
         return batch
 
-    def _device_touched(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _device_touched(self, out: torch.Tensor, args: tuple[Any, ...]) -> None:
         if self._in_worker is None:
             return
+        used = {address(t) for t in tensors_in(args) if t.device.type != "cpu"}
+        follows = bool(used & self._in_sample)
+        self._in_sample.add(address(out))
+        if follows:
+            return  # the worker has failed before this
         stack = self._territory.stack(sys._getframe(2))
         if not stack:
             return
@@ -222,11 +249,12 @@ class Loaders:
         if use.samples < _SAMPLES:
             return
         operations, files = use.operations / use.samples, use.files / use.samples
-        if operations < _OPERATIONS and files < 1:
+        arrays, plain = (n / max(use.watched, 1) for n in (use.arrays, use.plain))
+        if operations + arrays < _OPERATIONS and plain < _PLAIN and files < 1:
             return
-        work = f"{operations:.0f} tensor operations" + (
-            f", {files:.0f} files" if files >= 1 else ""
-        )
+        counts = {"tensor operations": operations, "NumPy or image calls": arrays}
+        counts |= {"files": files, "other calls": plain if plain >= _PLAIN else 0.0}
+        work = ", ".join(f"{count:.0f} {what}" for what, count in counts.items() if count >= 1)
         self._collected.add(
             "HST123",
             file,

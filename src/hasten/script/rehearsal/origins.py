@@ -15,6 +15,23 @@ from hasten.script.rehearsal.places import Place, Stack, Territory
 _ROOTS = 4  # first makers that a derived tensor remembers
 _BATCHES = 16  # batches whose moves are remembered
 _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
+_FACTORIES = frozenset(
+    [
+        "tensor",
+        "as_tensor",
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "linspace",
+        "eye",
+        "empty",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+    ]
+)
 
 
 class Origin:
@@ -67,12 +84,12 @@ class Origins(TorchFunctionMode):
         self._of: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
         self._by_memory: dict[int, Origin] = {}
         self._fresh: dict[int, Moved] = {}
-        self._moving: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._placed: dict[int, tuple[weakref.ref[torch.Tensor], Place]] = {}
         # Watchers that look at single functions: given func, args, kwargs; a tuple of one value
         # that they return is the call's result.
         self.special: dict[Any, Special] = {}
         # Told of each result that lies on the device, while this is not None.
-        self.on_device_result: Callable[[Any, tuple[Any, ...]], None] | None = None
+        self.on_device_result: Callable[[torch.Tensor, tuple[Any, ...]], None] | None = None
         # Told of each host tensor without inputs that is copied to the device, and where.
         self.on_move: Callable[[Origin, Place], None] | None = None
         self.calls = 0
@@ -118,9 +135,14 @@ class Origins(TorchFunctionMode):
     def _note(self, func: Any, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
         if out.device.type != "cpu":
             if self.on_device_result is not None:
-                self.on_device_result(func, args)
+                self.on_device_result(out, args)
             if func in _MOVES and args and args[0] is not out:
                 self._note_move(args[0], out)
+            elif name in _FACTORIES:
+                stack = self._territory.stack(sys._getframe(2))
+                if stack:
+                    self.arrived[address(out)] = stack[0]
+                    self._place(out, stack[0])
             return
         if self.of(out) is not None or isinstance(out, torch.nn.Parameter):
             return  # no weak reference to a parameter: it could not be moved in place
@@ -164,11 +186,22 @@ class Origins(TorchFunctionMode):
         del origin.moved[:-4]
         self._fresh[id(out)] = moved
         self.arrived[address(out)] = stack[0]
-        moving = self._moving
-        key, fresh = id(out), self._fresh
-        self._moving[key] = weakref.ref(
-            out, lambda _: (fresh.pop(key, None), moving.pop(key, None))
-        )
+        self._place(out, stack[0])
+
+    def _place(self, out: torch.Tensor, place: Place) -> None:
+        """Remember where a tensor of the device came to it."""
+        key, fresh, placed = id(out), self._fresh, self._placed
+
+        def forget(_: Any) -> None:
+            fresh.pop(key, None)
+            placed.pop(key, None)
+
+        placed[key] = weakref.ref(out, forget), place
+
+    def placed(self, tensor: torch.Tensor) -> Place | None:
+        """Where a tensor was moved to the device or made on it; None where it was computed."""
+        known = self._placed.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
 
     def of(self, tensor: torch.Tensor) -> Origin | None:
         """What is known of a tensor itself."""

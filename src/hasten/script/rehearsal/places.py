@@ -126,6 +126,19 @@ def statement(file: str, line: int) -> ast.stmt | None:
     return best
 
 
+def argument_line(place: Place, function: str, index: int, keyword: str) -> int:
+    """The line that gives an argument of a call at a place; that of the place where none does."""
+    at = statement(place.file, place.line)
+    for node in ast.walk(at) if at is not None else ():
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(function):
+            continue
+        named = [k.value for k in node.keywords if k.arg == keyword]
+        given = named or node.args[index : index + 1]
+        if given and not isinstance(given[0], ast.Starred):
+            return given[0].lineno
+    return place.line
+
+
 def expression(frame: FrameType) -> str:
     """The text of the expression that a frame is evaluating, in one line."""
     text = _positions(frame.f_code, frame.f_lasti, frame.f_code.co_filename)

@@ -79,6 +79,7 @@ class Saving:
         optimizers = any({"state", "param_groups"} <= value.keys() for value in inner)
         scalers = any("growth_factor" in value for value in inner)
         if optimizers and not scalers and len(self._steps.scalers):
+            self._steps.unsaved = True
             self._collected.add(
                 "HST135",
                 place.file,

@@ -54,6 +54,8 @@ class Steps:
         self.backwards = 0
         self.scaled = False  # gradients carry the loss scale now
         self.scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._restored: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers with a loaded state
+        self.unsaved = False  # whether a checkpoint without the scaler's state was told of
 
     def install(self, causes: Causes) -> None:
         """Watch optimizers, backward and the scaler for the life of this process."""
@@ -122,6 +124,8 @@ class Steps:
             self.scaled = False
             return plain_update(this, *args, **kwargs)
 
+        self._watch_resume(scaler)
+
         def clipper(plain: Any) -> Any:
             def clip(*args: Any, **kwargs: Any) -> Any:
                 stack = self._territory.stack(sys._getframe(1))
@@ -144,6 +148,32 @@ class Steps:
             setattr(nn.utils, name, watched)
             setattr(nn.utils.clip_grad, name, watched)
 
+    def _watch_resume(self, scaler: Any) -> None:
+        plain_load, plain_step = scaler.load_state_dict, scaler.step
+
+        def load(this: Any, state: Any) -> Any:
+            self._restored.add(this)
+            return plain_load(this, state)
+
+        def step(this: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            resumed = self._loaded.get(optimizer, ())
+            if resumed and this.is_enabled() and this not in self._restored and not self.unsaved:
+                self._restored.add(this)
+                stack = self._territory.stack(sys._getframe(1))
+                self._collected.add(
+                    "HST135",
+                    resumed[0].file,
+                    resumed[0].line,
+                    "the optimizer's state is loaded, and the gradient scaler that steps it starts "
+                    "again at the default loss scale.",
+                    fix='scaler.load_state_dict(saved["scaler"]) too',
+                    severity="warning",
+                    related=tuple((p.file, p.line, "the scaler is used here") for p in stack[:1]),
+                )
+            return plain_step(this, optimizer, *args, **kwargs)
+
+        scaler.load_state_dict, scaler.step = load, step
+
     def _before_backward(self, stack: Stack) -> None:
         """Note for each optimizer whether its gradients were ever empty since its last step."""
         self.backwards += 1
@@ -161,7 +191,7 @@ class Steps:
             values = gradient.detach()
             return bool((values.coalesce().values() if values.is_sparse else values).any())
 
-    def _check_piled(self, optimizer: Optimizer) -> None:
+    def _check_piled(self, optimizer: Optimizer, stack: Stack) -> None:
         """At a step: whether the gradients still hold those of the step before."""
         first = self._first_backward.pop(optimizer, ())
         if not first or optimizer not in self._stepped:
@@ -171,11 +201,14 @@ class Steps:
             return
         self._piled[optimizer] = self._piled.get(optimizer, 0) + 1
         if self._piled[optimizer] >= _PILED:
-            self._tell_piled(optimizer, first[0])
+            self._tell_piled(optimizer, first[0], stack)
 
-    def _tell_piled(self, optimizer: Optimizer, place: Place) -> None:
+    def _tell_piled(self, optimizer: Optimizer, place: Place, stack: Stack) -> None:
         made = self._made.get(optimizer, ())
-        related = tuple((p.file, p.line, "the optimizer is made here") for p in made[:1])
+        related = (
+            *((p.file, p.line, "the optimizer steps here") for p in stack[:1]),
+            *((p.file, p.line, "the optimizer is made here") for p in made[:1]),
+        )
         self._collected.add(
             "HST136",
             place.file,
@@ -198,7 +231,7 @@ class Steps:
         self._running.append(optimizer)
         if optimizer not in self._stepped and optimizer not in self._loaded and optimizer.state:
             self._born_with_state.add(optimizer)
-        self._check_piled(optimizer)
+        self._check_piled(optimizer, stack)
         self._check_parameters(optimizer, stack)
         for listener in self.listeners:
             listener(optimizer, stack)

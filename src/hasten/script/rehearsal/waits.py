@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hasten.script.needs import needed
 from hasten.script.rehearsal.collected import Collected
 from hasten.script.rehearsal.loops import Loop, Loops
 from hasten.script.rehearsal.origins import Origin, Origins
-from hasten.script.rehearsal.places import Place, Stack, Territory, source_line
+from hasten.script.rehearsal.places import Place, Stack, Territory, source_line, tree
 
 _T = torch.Tensor
 WAITS: dict[Any, str] = {
@@ -28,6 +30,7 @@ WAITS: dict[Any, str] = {
 }
 _THROUGH = ("_tensor.py", "overrides.py", "_tensor_str.py", "_trace_wrapped_higher_order_op.py")
 _TURNS = 2  # turns between steps in which a wait must be seen
+_CALLERS = 2  # calls on the way to a wait that a finding names
 _SMALL = 4096  # bytes of a copy that are not worth a word
 
 
@@ -63,7 +66,10 @@ class Waits:
         self._copies: dict[tuple[str, int], dict[tuple[str, int], list[list[Any]]]] = defaultdict(
             lambda: defaultdict(list)
         )
+        self._callers: dict[_Wait, Stack] = {}  # the calls that lead to each wait
+        self._numbers: set[_Wait] = set()  # waits for one number, as a loss
         self.quiet = False
+        self.elsewhere: Callable[[], bool] = lambda: False  # whether a loader's worker runs now
         for function in WAITS:
             origins.special[function] = self._wait
         self._events: list[Any] = []
@@ -76,6 +82,8 @@ class Waits:
         tensor = args[0] if args else None
         if self.quiet or not isinstance(tensor, torch.Tensor) or tensor.device.type == "cpu":
             return
+        if self.elsewhere():
+            return
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename.endswith(_THROUGH):
             frame = frame.f_back
@@ -86,11 +94,15 @@ class Waits:
         # A library's own waits, as a trainer's, are not the user's to mend.
         mild = not torch.is_grad_enabled() or not self._territory.holds(file)
         if stack:
+            wait = stack[0].file, stack[0].line, WAITS[func], mild
+            self._callers.setdefault(wait, stack[1:])
+            if not tensor.dim() and tensor.is_floating_point():
+                self._numbers.add(wait)
             for turn in self._now.values():
-                turn.waits[stack[0].file, stack[0].line, WAITS[func], mild] += 1
+                turn.waits[wait] += 1
 
     def _moved(self, origin: Origin, place: Place) -> None:
-        if origin.place is None or self.quiet:
+        if origin.place is None or self.quiet or self.elsewhere():
             return
         for turn in self._now.values():
             if origin.born > turn.calls:
@@ -129,7 +141,7 @@ class Waits:
             for wait, counts in self._seen[place].items():
                 if len(counts) >= turns and wait not in told:
                     told.add(wait)
-                    self._tell_wait(*wait, counts)
+                    self._tell_wait(wait, counts)
             for line, count in self._made[place].items():
                 if count >= turns and line not in told:
                     told.add(line)
@@ -146,7 +158,12 @@ class Waits:
                     told.add(line)
                     self._tell_copies(*line, copies)
 
-    def _tell_wait(self, file: str, line: int, kind: str, mild: bool, counts: list[int]) -> None:
+    def _tell_wait(self, wait: _Wait, counts: list[int]) -> None:
+        file, line, kind, mild = wait
+        module = tree(file)
+        if not mild and wait not in self._numbers and module is not None:
+            mild = needed(module, line)
+        callers = self._callers.get(wait, ())[:_CALLERS]
         times = "time" if max(counts) == 1 else "times"
         self._collected.add(
             "HST120",
@@ -157,6 +174,7 @@ class Waits:
             fix="keep the value on the device (loss.detach()) and read it every N steps",
             severity="suggestion" if mild else "warning",
             count=sum(counts),
+            related=tuple((p.file, p.line, "called from here") for p in callers),
         )
 
     def _tell_copies(self, file: str, line: int, turns: list[list[Any]]) -> None:

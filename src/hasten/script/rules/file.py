@@ -13,7 +13,9 @@ from hasten.script.findings import KINDS, Finding, Related, Severity
 if TYPE_CHECKING:
     from libcst.metadata import CodeRange
 
-    from hasten.script.flow.facts import Facts, Seen
+    from hasten.script.flow.facts import Facts, Loop, Seen
+
+_CALLERS = 3  # calls on the way to a place that a finding names
 
 
 @dataclass(eq=False)
@@ -112,6 +114,13 @@ class Rule:
             fix=fix,
             related=tuple(places.values()),
         )
+
+
+def called_from(file: File, seen: Seen, loop: Loop) -> list[tuple[cst.CSTNode, str]]:
+    """The calls in a loop that lead to a place in a function, as related places."""
+    inside = [i for i, call in enumerate(seen.calls) if file.holds(loop.node, call)]
+    calls = seen.calls[inside[0] :][:_CALLERS] if inside else ()
+    return [(call, "called from here") for call in calls]
 
 
 def under_cuda_condition(file: File, seen: Seen) -> bool:

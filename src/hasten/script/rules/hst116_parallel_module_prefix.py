@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+import libcst as cst
 
 from hasten.script.findings import Finding
 from hasten.script.flow.values import Dict, Module, Origin, ParameterOf, Value
@@ -72,13 +75,13 @@ class ParallelModulePrefix(Rule):
             None,
         )
         for seen in file.facts.all("call", "torch.save"):
-            owner = next(
+            owner, made = next(
                 (
-                    o
-                    for o in owners_in(seen.args[:1])
+                    (o, node)
+                    for o, node in states_in(seen.args[:1])
                     if isinstance(o, Module) and "wraps" in o.extra
                 ),
-                None,
+                (None, None),
             )
             if owner is None:
                 continue
@@ -89,17 +92,23 @@ class ParallelModulePrefix(Rule):
                 else []
             )
             yield self.finding(
-                file, seen.node,
+                file, seen.node if made is None else made,
                 f"the model {'may be' if owner.extra.get('maybe') else 'is'} wrapped in"
                 f" {kind} here: every name in the file then begins with `module.`.",
                 "save model.module.state_dict() when it is wrapped",
-                severity="warning" if plain is not None else "suggestion", related=related,
+                severity="warning" if plain is not None else "suggestion",
+                related=[*related, (seen.node, "it is saved here")],
             )  # fmt: skip
 
 
 def owners_in(values: tuple[Value, ...]) -> list[object]:
     """Whose state the given values hold: modules, optimizers, scalers."""
-    found: list[object] = []
+    return [owner for owner, _ in states_in(values)]
+
+
+def states_in(values: tuple[Value, ...]) -> list[tuple[Any, cst.CSTNode | None]]:
+    """The states that values hold: whose each is, and the call of `state_dict` that made it."""
+    found: list[tuple[Any, cst.CSTNode | None]] = []
     todo: list[Value] = list(values)
     for _ in range(100):
         if not todo:
@@ -107,9 +116,9 @@ def owners_in(values: tuple[Value, ...]) -> list[object]:
         one = todo.pop()
         if isinstance(one, Dict):
             if isinstance(one.origin, Origin) and one.origin.kind == "state":
-                found.append(one.origin.owner)
+                found.append((one.origin.owner, one.origin.node))
             else:
                 todo += one.values()
         elif isinstance(one, ParameterOf):
-            found.append(one.module)
+            found.append((one.module, None))
     return found

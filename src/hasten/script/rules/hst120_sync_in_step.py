@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import libcst as cst
@@ -9,8 +10,9 @@ import libcst as cst
 from hasten.script.findings import Finding, Severity
 from hasten.script.flow import tables
 from hasten.script.flow.facts import Loop, Seen
-from hasten.script.flow.values import Optimizer
-from hasten.script.rules.file import File, Rule, first_of_each_line
+from hasten.script.flow.values import Optimizer, Tensor
+from hasten.script.needs import needed
+from hasten.script.rules.file import File, Rule, called_from, first_of_each_line
 
 _SCALARS = (".item()", "float(...)", "int(...)")
 
@@ -98,7 +100,8 @@ class SyncInStep(Rule):
                 f" {file.line(loop.node)}.",
                 "keep values on the device (total += loss.detach()) and read them every N"
                 " steps, or once an epoch",
-                severity=severity, related=[(loop.node, "the training loop")],
+                severity=severity,
+                related=[*called_from(file, seen, loop), (loop.node, "the training loop")],
             )  # fmt: skip
 
 
@@ -126,6 +129,8 @@ def _shown(file: File) -> list[cst.CSTNode]:
 
 
 def _severity(file: File, seen: Seen, waits: int, shown: list[cst.CSTNode]) -> Severity:
+    if not _of_a_loss(seen) and needed(syntax(file), file.line(seen.node)):
+        return "suggestion"
     if seen.name in _SCALARS and not any(file.holds(node, seen.node) for node in shown):
         if _decides(file, seen):
             return "warning"
@@ -149,3 +154,18 @@ def _given_away(file: File, seen: Seen) -> bool:
     """Whether the value goes to some function of the script or a library, which may need it."""
     others = file.facts.of("unknown-call", "method")
     return any(s.node is not seen.node and file.holds(s.node, seen.node) for s in others)
+
+
+def _of_a_loss(seen: Seen) -> bool:
+    """Whether what is read is one number with a graph."""
+    return isinstance(seen.receiver, Tensor) and seen.receiver.graph and not seen.receiver.ndim
+
+
+def syntax(file: File) -> ast.Module:
+    """The file as Python's own parser has it."""
+    if "syntax" not in file.shared:
+        try:
+            file.shared["syntax"] = ast.parse(file.module.code)
+        except SyntaxError:  # of a newer Python than this one
+            file.shared["syntax"] = ast.Module([], [])
+    return file.shared["syntax"]  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hasten.script.findings import Finding
-from hasten.script.rules.file import File, Rule, first_of_each_line
+from hasten.script.rules.file import File, Rule, called_from, first_of_each_line
 
 _CALLS = ("torch.cuda.empty_cache", "torch.accelerator.empty_cache", "torch.mps.empty_cache",
           "torch.xpu.empty_cache", "torch.accelerator.memory.empty_cache")  # fmt: skip
@@ -77,5 +77,6 @@ class EmptyCacheInLoop(Rule):
                 f"the cache is emptied {'in every step of' if each else 'within'} the loop"
                 f" on line {file.line(loop.node)}.",
                 "remove it; PyTorch reuses cached memory by itself",
-                severity="warning" if each else "suggestion", related=[(loop.node, "the loop")],
+                severity="warning" if each else "suggestion",
+                related=[*called_from(file, seen, loop), (loop.node, "the loop")],
             )  # fmt: skip

@@ -10,7 +10,7 @@ from hasten.script.findings import Finding
 from hasten.script.flow.expressions import spelled
 from hasten.script.flow.facts import Loop, Seen
 from hasten.script.flow.values import Const, Dict, Seq, Tensor, Unknown, Value
-from hasten.script.rules.file import File, Rule, first_of_each_line
+from hasten.script.rules.file import File, Rule, called_from, first_of_each_line
 
 
 class GraphKept(Rule):
@@ -81,7 +81,9 @@ class GraphKept(Rule):
                     " every step of the"
                     f" loop on line {file.line(loop.node)}.",
                     "keep a value without graph: .detach(), or .item() now and then",
-                    related=[(loop.node, "the training loop")],
+                    related=[
+                        *called_from(file, seen, loop), (loop.node, "the training loop")
+                    ],
                 )  # fmt: skip
 
 

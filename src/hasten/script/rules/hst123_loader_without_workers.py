@@ -142,7 +142,7 @@ class LoaderWithoutWorkers(Rule):
             workers = loader.settings.get("num_workers", Const(0))
             if not isinstance(workers, Const) or workers.value != 0:
                 continue
-            severity, why = _work(loader.dataset)
+            severity, why = _work(loader.dataset, _helpers(file))
             if why:
                 yield self.finding(
                     file, seen.node,
@@ -177,7 +177,12 @@ def feeds_training(file: File, loader: Loader) -> bool:
     return False
 
 
-def _work(dataset: Value) -> tuple[Severity, str]:
+def _helpers(file: File) -> dict[str, Function]:
+    """The functions of the file by name."""
+    return {f.name: f for f in file.facts.functions if f.owner is None}
+
+
+def _work(dataset: Value, helpers: dict[str, Function]) -> tuple[Severity, str]:
     if isinstance(dataset, Seq):
         return "suggestion", ""
     if isinstance(dataset, Thing):
@@ -186,12 +191,12 @@ def _work(dataset: Value) -> tuple[Severity, str]:
         if dataset.lib in tables.IN_MEMORY and dataset.extra.get("pair"):
             return "suggestion", "runs a transform"
         if dataset.lib.endswith(("Subset", "ConcatDataset")) and dataset.parts:
-            return _work(dataset.parts[0])
+            return _work(dataset.parts[0], helpers)
         return "suggestion", ""
     if isinstance(dataset, Instance) and dataset.cls is not None:
         method = dataset.cls.find("__getitem__")
         if isinstance(method, Function):
-            finder = _Work(dataset.cls)
+            finder = _Work(dataset.cls, helpers)
             method.node.body.visit(finder)
             if finder.decodes:
                 return "warning", f"calls `{finder.decodes}`"
@@ -205,12 +210,12 @@ def _work(dataset: Value) -> tuple[Severity, str]:
 class _Work(cst.CSTVisitor):
     """What a `__getitem__` does that takes time; methods of the class are looked into."""
 
-    def __init__(self, cls: ClassValue | None = None, depth: int = 2) -> None:
+    def __init__(self, cls: ClassValue, helpers: dict[str, Function], depth: int = 2) -> None:
         self.decodes = ""
         self.loops = False
         self.transform = ""
         self.operations = 0
-        self.cls, self.depth = cls, depth
+        self.cls, self.helpers, self.depth = cls, helpers, depth
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         """A call: of a decoder, of a transform, of work on a whole sample, or of a helper."""
@@ -224,14 +229,15 @@ class _Work(cst.CSTVisitor):
                 self.decodes = self.decodes or name
         if "transform" in last or "augment" in last:
             self.transform = self.transform or name
-        if name.startswith("self.") and self.cls is not None and self.depth:
-            method = self.cls.find(last)
-            if isinstance(method, Function):
-                inner = _Work(self.cls, self.depth - 1)
-                method.node.body.visit(inner)
-                self.decodes = self.decodes or inner.decodes
-                self.transform = self.transform or inner.transform
-                self.loops = self.loops or inner.loops
+        method = (
+            self.cls.find(last) if name == f"self.{last}" else self.helpers.get(name)
+        )  # a function of the script does the work for it
+        if isinstance(method, Function) and self.depth:
+            inner = _Work(self.cls, self.helpers, self.depth - 1)
+            method.node.body.visit(inner)
+            self.decodes = self.decodes or inner.decodes
+            self.transform = self.transform or inner.transform
+            self.loops = self.loops or inner.loops
 
     def visit_For(self, node: cst.For) -> None:  # noqa: N802
         """A loop with calls in it."""

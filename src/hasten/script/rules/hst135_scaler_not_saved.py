@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hasten.script.findings import Finding
 from hasten.script.flow.values import Optimizer, Scaler, Unknown
 from hasten.script.rules.file import File, Rule, first_of_each_line
-from hasten.script.rules.hst116_parallel_module_prefix import owners_in
+from hasten.script.rules.hst116_parallel_module_prefix import owners_in, states_in
 
 
 class ScalerNotSaved(Rule):
@@ -99,15 +99,18 @@ class ScalerNotSaved(Rule):
                 related=[(used[0].node, "the scaler is used here")],
             )
         for seen in file.facts.all("call", "torch.save"):
-            owners = owners_in(seen.args[:1])
-            if any(isinstance(o, Optimizer) for o in owners) and not any(
-                isinstance(o, Scaler) for o in owners
-            ):
+            states = states_in(seen.args[:1])
+            made = [node for o, node in states if isinstance(o, Optimizer) and node is not None]
+            if made and not any(isinstance(o, Scaler) for o, _ in states):
                 yield self.finding(
                     file, seen.node,
                     "the checkpoint has the optimizer's state but not the gradient"
                     " scaler's.",
                     'save "scaler": scaler.state_dict() too, and load it when resuming',
                     severity="warning" if resumes else "suggestion",
-                    related=[(used[0].node, "the scaler is used here")],
+                    related=[
+                        *((node, "the optimizer's state") for node in made),
+                        *((load.node, "it is loaded here") for load in loads),
+                        (used[0].node, "the scaler is used here"),
+                    ],
                 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hasten.script.findings import Finding
 from hasten.script.flow.values import Module
-from hasten.script.rules.file import File, Rule, first_of_each_line
+from hasten.script.rules.file import File, Rule, called_from, first_of_each_line
 
 
 class ModelMovedInLoop(Rule):
@@ -93,7 +93,8 @@ class ModelMovedInLoop(Rule):
                 file, seen.node,
                 "the model is moved in every step of the loop on line"
                 f" {file.line(loop.node)}.",
-                "move it once, before the loop", related=[(loop.node, "the training loop")],
+                "move it once, before the loop",
+                related=[*called_from(file, seen, loop), (loop.node, "the training loop")],
             )
             for seen in file.facts.of("move")
             if isinstance(seen.receiver, Module)
