@@ -43,8 +43,9 @@ OPTIONS = {
         --num-workers --precision --std --top --which
     """,
     "train": """
-        --accumulate --augment --batch-size --channels-last --checkpoint-every --clip-norm
-        --compile --data-dir --device --epochs --image-size --json --keep --label-smoothing
+        --accumulate --augment --batch-size --cache --cache-bytes --channels-last
+        --checkpoint-every --clip-norm --compile --data-dir --device --epochs --image-size
+        --json --keep --label-smoothing
         --log-every --lr --model --name --no-compile --no-normalize --normalize
         --num-workers --optimizer --plan --precision --progress --resume --runs --schedule
         --seed --tensorboard --val-fraction --weight-decay

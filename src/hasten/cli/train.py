@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +82,17 @@ def train(
     ] = None,
     augment: Annotated[
         str | None, typer.Option(help="auto, light or none. (default: auto)")
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep decoded copies of a folder's images, no larger than needed: none, ram or"
+            " disk. (default: none)"
+        ),
+    ] = None,
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option(help="Room for the copies: 500MB, 20GB … (default: half of what is free)"),
     ] = None,
     normalize: Annotated[
         bool | None,
@@ -182,6 +194,18 @@ def number_or_auto(text: Any, option: str) -> int | str:
         return int(text)
     except ValueError:
         raise UsageError(f"{option} is a whole number or auto, not {text!r}") from None
+
+
+def bytes_of(text: str, option: str) -> int:
+    """A number of bytes from ``500MB``, ``20 GB``, ``1000000``.
+
+    Raises:
+        UsageError: it is no such number.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise UsageError(f"{option} is a number of bytes such as 500MB or 20GB, not {text!r}")
+    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
 def _sinks(folder: Path, tensorboard: bool) -> tuple[Any, ...]:

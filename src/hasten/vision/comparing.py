@@ -285,6 +285,8 @@ def _data_key(settings: TrainSettings) -> tuple[Any, ...]:
         settings.image_size,
         settings.val_fraction,
         settings.augment,
+        settings.cache,
+        settings.cache_bytes,
         settings.seed,
     )
 

@@ -14,7 +14,6 @@ import io
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -25,8 +24,9 @@ from torch import Tensor
 from hasten.errors import DataError, UsageError
 
 from . import headers
+from .cutting import UPRIGHT, Copy, Crop, Scale, cut, plain_colours, upright_size
 from .file_names import show
-from .resizing import square_of
+from .resizing import resized_to
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,18 +40,8 @@ MAX_FILE_BYTES = 1 << 30
 """Files of more bytes are refused: as many pixels in 16 bits take less."""
 
 _MARGIN = 1.5  # decoded pixels for each one wanted; below that the reduced scale shows
+_NOT_MUCH_LARGER = 1.25  # than what is needed: a copy would save little
 _REDUCIBLE = 16  # pixels: smaller JPEGs are decoded whole
-# Of a picture as it is stored, for each EXIF orientation: swap its axes, then turn rows, columns.
-_UPRIGHT = {
-    1: (False, False, False),
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (True, True, False),
-}
 
 
 class ImageError(DataError):
@@ -62,18 +52,6 @@ class ImageError(DataError):
     """
 
     skip: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crop:
-    """A part of an upright image, in its pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    mirror: bool = False
-    """Mirror it left to right."""
 
 
 def decode(
@@ -99,8 +77,8 @@ def decode(
         UsageError: ``channels`` is neither 1 nor 3.
     """
     picture = _Picture(source, name, channels, max_pixels)
-    pixels, _ = picture.pixels(scale=8)
-    swap, turn_rows, turn_columns = _UPRIGHT[picture.orientation]
+    pixels, _ = picture.pixels(8, plain_colours=False)
+    swap, turn_rows, turn_columns = UPRIGHT[picture.orientation]
     if swap:
         pixels = pixels.swapaxes(0, 1)
     return np.ascontiguousarray(
@@ -134,29 +112,37 @@ def decode_crop(
         ImageError: as :func:`decode`.
         UsageError: as :func:`decode`.
     """
+    return cut(_Picture(source, name, channels, max_pixels), choose, size)
+
+
+def decode_copy(
+    source: bytes | str | Path,
+    *,
+    size: int,
+    channels: int = 3,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Copy:
+    """Decode a whole image to the size at which random squares of it can be cut at most.
+
+    Its shorter side has twice ``size``, in which a training crop keeps ``size`` (of the area 35 %,
+    at a ratio of 3:4). An image that is not much larger keeps its size and every bit of what
+    :func:`decode_crop` would cut from it.
+
+    Raises:
+        ImageError: as :func:`decode`.
+        UsageError: as :func:`decode`.
+    """
     picture = _Picture(source, name, channels, max_pixels)
-    swap, turn_rows, turn_columns = _UPRIGHT[picture.orientation]
-    height, width = picture.upright_size
-    crop = choose(height, width)
-    rows, columns = (crop.top, crop.top + crop.height), (crop.left, crop.left + crop.width)
-    if turn_rows:
-        rows = height - rows[1], height - rows[0]
-    if turn_columns:
-        columns = width - columns[1], width - columns[0]
-    if swap:
-        rows, columns = columns, rows
-    shortest = min(crop.height, crop.width)
-    pixels, scale = picture.pixels(
-        picture.scale_for(shortest, size), plain_colours=shortest >= size
-    )
-    reduced = [(edges[0] * scale / 8, edges[1] * scale / 8) for edges in (rows, columns)]
-    square = square_of(pixels, reduced[0], reduced[1], size)
-    if swap:
-        square = square.transpose(1, 2)
-    turned = [1] if turn_rows else []
-    if turn_columns != crop.mirror:
-        turned.append(2)
-    return (square.flip(turned) if turned else square).contiguous()
+    shorter, enough = min(picture.height, picture.width), 2 * size
+    plain = plain_colours(picture, size)
+    if shorter <= _NOT_MUCH_LARGER * enough:
+        content, _ = picture.pixels(8, plain_colours=plain)
+    else:
+        content, _ = picture.pixels(picture.scale_for(shorter, enough), plain_colours=plain)
+        sides = [max(1, round(side * enough / shorter)) for side in (picture.height, picture.width)]
+        content = resized_to(content, sides[0], sides[1])
+    return Copy(np.ascontiguousarray(content), picture.height, picture.width, picture.orientation)
 
 
 class _Picture:
@@ -188,13 +174,6 @@ class _Picture:
             self._image = image
             self._direct = False
 
-    @property
-    def upright_size(self) -> tuple[int, int]:
-        """Height and width after turning it upright."""
-        if self.orientation >= 5:
-            return self.width, self.height
-        return self.height, self.width
-
     def scale_for(self, shortest: int, size: int) -> int:
         """Eighths of the size to decode at, so that ``shortest`` pixels serve for ``size``."""
         if self._direct and min(self.height, self.width) >= _REDUCIBLE:
@@ -203,26 +182,25 @@ class _Picture:
                     return scale
         return 8
 
-    def pixels(self, scale: int, *, plain_colours: bool = False) -> tuple[NDArray[np.uint8], int]:
+    def pixels(self, scale: int, *, plain_colours: bool) -> tuple[NDArray[np.uint8], Scale]:
         """Pixels as they are stored, not turned upright, and the scale they came out at.
 
         Args:
             scale: eighths of the size that would serve.
-            plain_colours: a JPEG's colours, which most store at half the size, need not be smoothed
-                as they are enlarged. It does not show where the picture is shrunk afterwards.
+            plain_colours: a JPEG's colours need not be smoothed as they are enlarged.
 
         Returns:
-            uint8 [H, W, channels]; eighths.
+            uint8 [H, W, channels]; the scale.
         """
         if self._direct:
             pixels = self._reduced(scale, plain_colours)
             if pixels is not None:
-                return pixels, scale
+                return pixels, (scale / 8, scale / 8)
         image = self._image
         if image is None:
             image = guarded(self.name, _open, self._data)
             guarded(self.name, image.load)
-        return guarded(self.name, _eight_bits, image, self._mode), 8
+        return guarded(self.name, _eight_bits, image, self._mode), (1.0, 1.0)
 
     def _reduced(self, scale: int, plain_colours: bool) -> NDArray[np.uint8] | None:
         import simplejpeg
@@ -255,8 +233,8 @@ def check(
         ImageError: as :func:`decode`.
     """
     picture = _Picture(source, name, 3, max_pixels)
-    picture.pixels(picture.scale_for(min(picture.height, picture.width), 1))
-    return picture.upright_size
+    picture.pixels(picture.scale_for(min(picture.height, picture.width), 1), plain_colours=True)
+    return upright_size(picture)
 
 
 def check_size(width: int, height: int, name: str, max_pixels: int = MAX_PIXELS) -> None:
@@ -358,7 +336,7 @@ def _open(data: bytes) -> Image:
 def orientation_of(image: Image) -> int:
     """EXIF orientation 1..8 of an image that Pillow opened; 1 where it has none."""
     value = image.getexif().get(0x0112, 1)
-    return value if value in _UPRIGHT else 1
+    return value if value in UPRIGHT else 1
 
 
 def _eight_bits(image: Image, mode: str) -> NDArray[np.uint8]:

@@ -32,6 +32,7 @@ from hasten.train.settings import RunSettings, Sink
 from hasten.vision import data as image_data
 from hasten.vision import gallery, models
 from hasten.vision.data import ImageData
+from hasten.vision.data.copies import check_cache
 from hasten.vision.file_names import show
 from hasten.vision.transforms import Compose, Normalize, Transform
 
@@ -65,6 +66,10 @@ class TrainSettings:
     image_size: int | None = None
     val_fraction: float | None = None
     augment: str = "auto"
+    cache: str = "none"
+    """Of decoded copies of a folder's images: ``none``, ``ram`` or ``disk``."""
+    cache_bytes: int | None = None
+    """That the copies take at most; None is half of what is free."""
     normalize: bool = True
     """Subtract the training images' mean and divide by their deviation; else only scale to 0..1."""
     model: str = "small"
@@ -118,6 +123,13 @@ class TrainSettings:
             raise UsageError(f"seed is {self.seed}: a whole number from 0 to 2^64 - 1")
         if not self.data:
             raise UsageError("the data is an empty name; give digits, fashion-mnist or a folder")
+        check_cache(self.cache, self.cache_bytes)
+        processes = self.plan == "processes" or self.num_workers not in ("auto", 0)
+        if self.cache == "ram" and processes and self.plan != "threads":
+            raise UsageError(
+                "worker processes would each fill a memory of their own: give --cache disk, or"
+                " leave --num-workers and --plan out, and threads load the images"
+            )
         # What the run would refuse later is refused before the data is loaded.
         RunSettings(
             precision=self.precision,
@@ -268,6 +280,8 @@ def load_data(settings: TrainSettings, say: Callable[[str], None]) -> ImageData:
         seed=settings.seed,
         image_size=settings.image_size,
         augment=settings.augment,
+        cache=settings.cache,
+        cache_bytes=settings.cache_bytes,
         say=say,
     )
 
@@ -345,6 +359,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 FREE = (
+    "cache_bytes",
     "data_dir",
     "device",
     "epochs",

@@ -20,7 +20,8 @@ from PIL import Image, ImageOps
 from hasten.errors import DataError, UsageError
 from hasten.vision import decode as decoding
 from hasten.vision import headers
-from hasten.vision.decode import Crop, ImageError, decode, decode_crop
+from hasten.vision.cutting import Crop
+from hasten.vision.decode import ImageError, decode, decode_crop
 from hasten.vision.resizing import resized
 
 PHOTOS = (

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from hasten.errors import DataError, UsageError
 from hasten.vision.file_names import show
 
+from .copies import check_cache
 from .image_data import ImageData, check_augment
 from .preparation import Preparation
 from .problems import Problems
@@ -32,6 +33,8 @@ def load(
     image_size: int | None = None,
     channels: int | None = None,
     augment: str = "auto",
+    cache: str = "none",
+    cache_bytes: int | None = None,
     download: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> ImageData:
@@ -47,7 +50,10 @@ def load(
         image_size: side of the square images, in pixels; None keeps the size of built-in images
             and chooses from the data for a folder.
         channels: of a folder's images: 3 (also None) for RGB, 1 for grey. Built-in images are grey.
-        augment: changes to training images: ``auto``, ``light`` or ``none``.
+        augment: changes to training images: ``auto``, ``light``, ``strong`` or ``none``.
+        cache: keep decoded copies of a folder's images, no larger than needed: ``ram``, ``disk`` or
+            ``none``. Images are cut from the copies then, which changes large ones a little.
+        cache_bytes: that all copies take at most; None is half of what is free.
         download: try the network where Fashion-MNIST is nowhere.
         say: told what takes long or was skipped, a line of text each.
 
@@ -56,12 +62,15 @@ def load(
         DataError: the data is missing, broken or of the wrong form.
     """
     check_augment(augment)
+    check_cache(cache, cache_bytes)
     # Made for its checks alone.
     Preparation(
         size=1 if image_size is None else image_size, channels=3 if channels is None else channels
     )
     name = "digits" if source is None else str(source)
     _check_applies(name, data_dir, channels)
+    if cache != "none" and name in BUILT_IN:
+        raise UsageError(f"a cache is for folders of images; {name} lies in memory whole")
     say = say or _say_nothing
     if name == "digits":
         from .digits import load_digits
@@ -90,6 +99,8 @@ def load(
         image_size=image_size,
         channels=3 if channels is None else channels,
         augment=augment,
+        cache=cache,
+        cache_bytes=cache_bytes,
         say=say,
     )
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hasten.errors import DataError, UsageError
-from hasten.vision import decode
+from hasten.vision import cutting, decode
 from hasten.vision.file_names import show
 from hasten.vision.transforms import Normalize
 
+from .copies import Copies, store_of
 from .image_data import ImageData
 from .inspection import inspect
 from .layout import Layout, Part, find_labelled, find_layout, listed, promises_image
@@ -49,6 +50,7 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
         augment: take a random part, mirrored half of the time, instead.
         problems: counts the files that turn out unusable; more than its limit stop the run.
         total: files that the share of problems is taken of; by default those given.
+        copies: cut images from these instead of from their files.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
         augment: bool = False,
         problems: Problems | None = None,
         total: int | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.root = os.path.abspath(root)  # noqa: PTH100 - the working folder may change
         self.labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
@@ -68,6 +71,7 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
         self.augment = augment
         self.problems = Problems() if problems is None else problems
         self.total = len(paths) if total is None else total
+        self.copies = copies
         # One block of bytes: a million strings would be copied into each worker process, object
         # by object, as their reference counts change.
         encoded = [os.fsencode(path) for path in paths]
@@ -96,21 +100,20 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
         """
         path = self._path(index)
 
-        def choose(height: int, width: int) -> decode.Crop:
+        def choose(height: int, width: int) -> cutting.Crop:
             if self.augment:
                 return random_crop(height, width, key)
             return self.preparation.crop(height, width)
 
+        place, name = os.path.join(self.root, path), show(path)  # noqa: PTH118 - hot
+        size, channels = self.preparation.size, self.preparation.channels
         try:
-            image = decode.decode_crop(
-                os.path.join(self.root, path),  # noqa: PTH118 - hot
-                choose,
-                size=self.preparation.size,
-                channels=self.preparation.channels,
-                name=show(path),
-            )
+            if self.copies is not None:
+                image = cutting.cut(self.copies.of(place, name=name), choose, size)
+            else:
+                image = decode.decode_crop(place, choose, size=size, channels=channels, name=name)
         except decode.ImageError as error:
-            self.problems.add(show(path), decode.reason(error, show(path)))
+            self.problems.add(name, decode.reason(error, name))
             self.problems.check(self.total)
             raise
         return image, int(self.labels[index])
@@ -140,6 +143,8 @@ def load_folder(
     image_size: int | None,
     channels: int,
     augment: str,
+    cache: str,
+    cache_bytes: int | None,
     say: Callable[[str], None],
 ) -> ImageData:
     """Load a folder with one sub-folder a class, with or without ``train/`` and ``val/``.
@@ -151,6 +156,8 @@ def load_folder(
         image_size: side of the square images in pixels; None chooses from the data.
         channels: 3 for RGB, 1 for grey.
         augment: ``auto`` and ``light`` take random parts of training images; ``none`` does not.
+        cache: where decoded copies are kept: ``none``, ``ram`` or ``disk``.
+        cache_bytes: that they take at most; None chooses.
         say: told what was passed over or takes long, a line of text each.
 
     Raises:
@@ -187,6 +194,10 @@ def load_folder(
         size=size, channels=channels, crop_fraction=1.0 if size < _WHOLE_BELOW else 0.875
     )
     total = len(train.paths) + len(val.paths) + len(problems)
+    store = store_of(cache, cache_bytes, say)
+    if store is not None:
+        say(f"Cache: {store.describe()}")
+    copies = Copies(store, size=size, channels=channels) if store is not None else None
 
     def dataset(files: _Files, random: bool) -> ImageFolderDataset:
         return ImageFolderDataset(
@@ -197,6 +208,7 @@ def load_folder(
             augment=random,
             problems=problems,
             total=total,
+            copies=copies,
         )
 
     mean, std = _statistics(dataset(train, False), train.sizes, seed)

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from hasten.errors import CheckpointError, UsageError
-from hasten.vision.decode import Crop, decode_crop
+from hasten.vision.cutting import Crop
+from hasten.vision.decode import decode_crop
 
 LARGEST_SIZE = 4096
 LEAST_AREA = 0.35

@@ -1,0 +1,134 @@
+"""Cutting a square out of a picture as it is stored: which rows and columns, turned how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .resizing import square_of
+
+# Of a picture as it is stored, for each EXIF orientation: swap its axes, then turn rows, columns.
+UPRIGHT = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+Scale = tuple[float, float]
+"""Pixels there are for each pixel of the picture: down, across."""
+
+_PLAIN_COLOURS_FROM = 1.5  # pixels for each one wanted; below that plain colours may show
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crop:
+    """A part of an upright image, in its pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    mirror: bool = False
+    """Mirror it left to right."""
+
+
+class Picture(Protocol):
+    """A picture that can be cut: a file's header, or a copy."""
+
+    height: int
+    """Stored pixels down."""
+    width: int
+    """Stored pixels across."""
+    orientation: int
+    """EXIF orientation 1..8."""
+
+    def scale_for(self, shortest: int, size: int) -> int:
+        """Eighths of the size to decode at, so that ``shortest`` pixels serve for ``size``."""
+        ...
+
+    def pixels(self, scale: int, *, plain_colours: bool) -> tuple[NDArray[np.uint8], Scale]:
+        """Pixels as they are stored, uint8 [H, W, C], and the scale that they came out at."""
+        ...
+
+
+@dataclass(slots=True)
+class Copy:
+    """A decoded picture at the size that is needed at most, not turned upright."""
+
+    content: NDArray[np.uint8]
+    """uint8 [H, W, C]."""
+    height: int
+    """Of the picture that it was made of, in its pixels."""
+    width: int
+    """Likewise."""
+    orientation: int
+
+    def scale_for(self, shortest: int, size: int) -> int:
+        """Whole: it is decoded."""
+        return 8
+
+    def pixels(self, scale: int, *, plain_colours: bool) -> tuple[NDArray[np.uint8], Scale]:
+        """What it holds."""
+        high, wide = self.content.shape[:2]
+        return self.content, (high / self.height, wide / self.width)
+
+
+def upright_size(picture: Picture | Copy) -> tuple[int, int]:
+    """Height and width after turning it upright."""
+    if picture.orientation >= 5:
+        return picture.width, picture.height
+    return picture.height, picture.width
+
+
+def plain_colours(picture: Picture | Copy, size: int) -> bool:
+    """Whether a JPEG's colours, which most store at half the size, need no smoothing.
+
+    It does not show where the picture is shrunk afterwards. It depends on the picture alone, not
+    on the part, so that a decoded copy serves for every part.
+    """
+    return min(picture.height, picture.width) >= _PLAIN_COLOURS_FROM * size
+
+
+def cut(picture: Picture | Copy, choose: Callable[[int, int], Crop], size: int) -> Tensor:
+    """Decode a part of a picture to a square, as cheaply as its quality allows.
+
+    Args:
+        picture: to cut.
+        choose: given the upright image's height and width, says which part.
+        size: side of the square, in pixels.
+
+    Returns:
+        uint8 [C, size, size], contiguous.
+    """
+    swap, turn_rows, turn_columns = UPRIGHT[picture.orientation]
+    height, width = upright_size(picture)
+    crop = choose(height, width)
+    rows, columns = (crop.top, crop.top + crop.height), (crop.left, crop.left + crop.width)
+    if turn_rows:
+        rows = height - rows[1], height - rows[0]
+    if turn_columns:
+        columns = width - columns[1], width - columns[0]
+    if swap:
+        rows, columns = columns, rows
+    wanted = picture.scale_for(min(crop.height, crop.width), size)
+    pixels, scale = picture.pixels(wanted, plain_colours=plain_colours(picture, size))
+    reduced = [
+        (edges[0] * share, edges[1] * share)
+        for edges, share in zip((rows, columns), scale, strict=True)
+    ]
+    square = square_of(pixels, reduced[0], reduced[1], size)
+    if swap:
+        square = square.transpose(1, 2)
+    turned = [1] if turn_rows else []
+    if turn_columns != crop.mirror:
+        turned.append(2)
+    return (square.flip(turned) if turned else square).contiguous()
