@@ -437,7 +437,7 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="cache is one of none, ram, disk"):
         TrainSettings(cache="tape")
     with pytest.raises(UsageError, match="give --cache ram"):
-        TrainSettings(cache_bytes=5)
+        store_of("none", 5, never)
     with pytest.raises(UsageError, match="above 0"):
         TrainSettings(cache="ram", cache_bytes=0)
     with pytest.raises(UsageError, match="memory of their own"):

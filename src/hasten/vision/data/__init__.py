@@ -69,7 +69,7 @@ def load(
     )
     name = "digits" if source is None else str(source)
     _check_applies(name, data_dir, channels)
-    if cache != "none" and name in BUILT_IN:
+    if (cache != "none" or cache_bytes is not None) and name in BUILT_IN:
         raise UsageError(f"a cache is for folders of images; {name} lies in memory whole")
     say = say or _say_nothing
     if name == "digits":

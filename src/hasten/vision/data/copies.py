@@ -119,12 +119,10 @@ def check_cache(cache: str, limit_bytes: int | None) -> None:
     """Refuse settings that cannot be used.
 
     Raises:
-        UsageError: the kind is unknown, or the limit is not above 0 or is one of no cache.
+        UsageError: the kind is unknown, or the limit is not above 0.
     """
     if cache not in CACHES:
         raise UsageError(f"cache is one of {', '.join(CACHES)}, not {cache!r}")
-    if limit_bytes is not None and cache == "none":
-        raise UsageError("cache-bytes is for a cache: give --cache ram or --cache disk too")
     if limit_bytes is not None and limit_bytes < 1:
         raise UsageError(f"cache-bytes is {limit_bytes}: a number of bytes above 0")
 
@@ -138,10 +136,13 @@ def store_of(cache: str, limit_bytes: int | None, say: Callable[[str], None]) ->
         say: told, once, that the disk takes no more.
 
     Raises:
-        UsageError: as :func:`check_cache`; or files are kept nowhere (``HASTEN_CACHE_DIR=off``).
+        UsageError: as :func:`check_cache`; or there is a limit and no cache; or files are kept
+            nowhere (``HASTEN_CACHE_DIR=off``).
     """
     check_cache(cache, limit_bytes)
     if cache == "none":
+        if limit_bytes is not None:
+            raise UsageError("cache-bytes is for a cache: give --cache ram or --cache disk too")
         return None
     if cache == "ram":
         return InMemory(limit_bytes)
