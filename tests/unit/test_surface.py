@@ -43,12 +43,13 @@ OPTIONS = {
         --num-workers --precision --std --top --which
     """,
     "train": """
-        --accumulate --augment --batch-size --cache --cache-bytes --channels-last
-        --checkpoint-every --clip-norm --compile --data-dir --device --epochs --image-size
-        --json --keep --label-smoothing
-        --log-every --lr --model --name --no-compile --no-normalize --normalize
-        --num-workers --optimizer --plan --precision --progress --resume --runs --schedule
-        --seed --tensorboard --val-fraction --weight-decay
+        --accumulate --augment --batch-size --batch-size-per-device --cache --cache-bytes
+        --channels-last --checkpoint-every --clip-norm --compile --data-dir --device --devices
+        --epochs
+        --image-size --json --keep --label-smoothing --log-every --lr --model --name --no-compile
+        --no-normalize --no-sync-batchnorm --normalize --num-workers --optimizer --plan
+        --precision --progress --resume --runs --schedule --seed --strategy --sync-batchnorm
+        --tensorboard --val-fraction --weight-decay
     """,
 }
 COMPARE_ALONE = """

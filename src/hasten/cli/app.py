@@ -82,15 +82,20 @@ def _open_what_is_closed() -> None:
 def _run(arguments: list[str] | None) -> int:
     try:
         _check_current_folder()
-        result: Any = app(args=arguments, standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else arguments
+        result: Any = app(args=arguments, standalone_mode=False, obj=given)
         sys.stdout.flush()
         if result == _CTRL_C:  # typer returns this for a KeyboardInterrupt, and says nothing
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except Interrupted as stop:  # asked for, and nothing is lost: no error
-        return _say(str(stop), stop.exit_status)
+        return stop.exit_status if _rank() else _say(str(stop), stop.exit_status)
     except HastenError as error:
-        return _say(f"error: {error}", error.exit_status)
+        if getattr(error, "silent", False):  # another process has told it
+            return error.exit_status
+        rank = _rank()
+        where = f"rank {rank}: " if rank else ""
+        return _say(f"{where}error: {error}", error.exit_status)
     except typer.Exit as stop:
         return stop.exit_code
     except _WRONG_USAGE as error:
@@ -109,6 +114,19 @@ def _run(arguments: list[str] | None) -> int:
     except MemoryError as error:
         reason = f": {error}" if str(error) else ""
         return _say(f"error: there is not enough memory for this{reason}", 1)
+
+
+def _rank() -> int:
+    """Which of the processes this is that a launcher has started; 0 where it is alone.
+
+    What failed before training was thought of is no matter of ranks, and may be why torch cannot
+    be imported.
+    """
+    world = sys.modules.get("hasten.train.world")
+    try:
+        return 0 if world is None else int(world.place().rank)
+    except HastenError:  # the very error that is to be told
+        return 0
 
 
 def _check_current_folder() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,8 +37,12 @@ def train(
     batch_size: Annotated[
         str | None,
         typer.Option(
-            help="Images a step, or auto: what fits, the rest accumulated. (default: 128)"
+            help="Images a step on all devices together, or auto: what fits, the rest"
+            " accumulated. (default: 128)"
         ),
+    ] = None,
+    batch_size_per_device: Annotated[
+        int | None, typer.Option(help="Images a step on each device, in place of --batch-size.")
     ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate. (default: 0.003; sgd: 0.09)")
@@ -59,6 +64,23 @@ def train(
     device: Annotated[
         str | None,
         typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu … (default: auto, or HASTEN_DEVICE)"),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(help="Train on so many devices of this machine, a process on each."),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="How devices share the work: auto, ddp, fsdp, dp, single. (default: auto)"
+        ),
+    ] = None,
+    sync_batchnorm: Annotated[
+        bool | None,
+        typer.Option(
+            "--sync-batchnorm/--no-sync-batchnorm",
+            help="Batch norms over the batch of all devices. (default: no)",
+        ),
     ] = None,
     precision: Annotated[
         str | None,
@@ -136,9 +158,12 @@ def train(
     """Train an image classifier on the best device there is.
 
     Examples: `hasten train`, `hasten train fashion-mnist --epochs 3`,
-    `hasten train photos/ --model resnet18`, `hasten train --resume runs/NAME`.
+    `hasten train photos/ --model resnet18`, `hasten train --resume runs/NAME`,
+    `hasten train photos/ --devices 4`.
     """
+    from hasten.train import launch
     from hasten.train import world as worlds
+    from hasten.train.folder import holds_run
     from hasten.vision import recipe
 
     given = {
@@ -146,12 +171,15 @@ def train(
         for key, value in context.params.items()
         if value is not None and key in recipe.TrainSettings.__dataclass_fields__
     }
+    here = worlds.place()
+    if batch_size_per_device is not None:
+        given["batch_size"] = _global_batch(batch_size_per_device, batch_size, devices or here.size)
     for key in ("batch_size", "num_workers"):
         if key in given:
             given[key] = number_or_auto(given[key], "--" + key.replace("_", "-"))
     stream = people_stream(json)
     # Of several processes the first one speaks for all.
-    main = worlds.place().rank == 0
+    main = here.rank == 0
 
     def say(text: str) -> None:
         if main:
@@ -164,11 +192,19 @@ def train(
     else:
         settings = recipe.TrainSettings(**given)
         folder = recipe.new_folder(runs, name, settings)
+    if devices is not None and launch.STORE not in os.environ:
+        if here.launched:
+            raise UsageError("--devices starts processes, and a launcher has done so: leave it out")
+        launch.check(devices, worlds.device_for(settings.device))
+        if devices > 1:
+            names = [] if resume is not None or name is not None else ["--name", folder.name]
+            raise typer.Exit(launch.launch([*context.obj, *names], devices))
     # One name for all: it may hold the time.
     folder = worlds.join(worlds.device_for(settings.device)).first(folder)
+    again = worlds.restarted() and holds_run(folder)  # what a process that died had begun
     around = recipe.Surroundings(
         folder=folder,
-        resume=resume is not None,
+        resume=resume is not None or again,
         progress=progress,
         stream=stream,
         sinks=_sinks(folder, tensorboard and main),
@@ -180,6 +216,14 @@ def train(
     report(trained, folder, stream)
     if json:
         print_json(as_json(trained, settings.model))
+
+
+def _global_batch(each: int, together: str | None, devices: int) -> int:
+    if together is not None:
+        raise UsageError("give --batch-size, of all devices together, or --batch-size-per-device")
+    if each < 1:
+        raise UsageError(f"--batch-size-per-device is {each}: at least 1")
+    return each * devices
 
 
 def number_or_auto(text: Any, option: str) -> int | str:

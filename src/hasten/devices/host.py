@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path("/")
@@ -17,7 +18,7 @@ def cores(*, root: Path = ROOT, affinity: int | None = None) -> int:
     """Cores that this process may use: its affinity mask, cut down by its cgroup's quota.
 
     A container that is given 1.5 CPUs of a 64-core machine has two usable cores, although
-    ``os.cpu_count()`` says 64.
+    ``os.cpu_count()`` says 64. What is left is shared by the processes that torchrun has started.
 
     Args:
         root: where the file system starts.
@@ -25,7 +26,14 @@ def cores(*, root: Path = ROOT, affinity: int | None = None) -> int:
     """
     usable = _affinity() if affinity is None else affinity
     quota = cpu_quota(root=root)
-    return usable if quota is None else max(1, min(usable, math.ceil(quota)))
+    usable = usable if quota is None else max(1, min(usable, math.ceil(quota)))
+    return max(1, usable // processes_here())
+
+
+def processes_here(environment: Mapping[str, str] = os.environ) -> int:
+    """Processes that a launcher has started on this machine to share its cores; mostly 1."""
+    text = environment.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def cpu_quota(*, root: Path = ROOT) -> float | None:

@@ -18,7 +18,12 @@ class BatchPlan(NamedTuple):
     accumulate: int
 
 
-def fitting(wanted: int, attempt: Callable[[int], None], device: torch.device) -> BatchPlan:
+def fitting(
+    wanted: int,
+    attempt: Callable[[int], None],
+    device: torch.device,
+    everywhere: Callable[[bool], bool] = bool,
+) -> BatchPlan:
     """The largest of ``wanted``, half of it, a quarter, … that ``attempt`` runs with.
 
     Halving keeps the effective batch: ``micro * accumulate`` is ``wanted`` where that is even
@@ -28,6 +33,7 @@ def fitting(wanted: int, attempt: Callable[[int], None], device: torch.device) -
         wanted: the effective batch, in samples.
         attempt: runs a whole step with that many samples; out-of-memory errors mean "too many".
         device: where the step runs; its cache is emptied after each failure.
+        everywhere: asks all processes of the run whether it fits; each must come to the same.
 
     Raises:
         OutOfDeviceMemory: not even one sample fits.
@@ -35,7 +41,7 @@ def fitting(wanted: int, attempt: Callable[[int], None], device: torch.device) -
     micro = wanted
     while True:
         try:
-            if _fits(micro, attempt, device):
+            if everywhere(_fits(micro, attempt, device)):
                 return BatchPlan(micro, -(-wanted // micro))
         except ValueError as error:
             if micro > 1 or wanted == 1:

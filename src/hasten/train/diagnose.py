@@ -80,7 +80,7 @@ def non_finite_loss(
 def non_finite_weights(modules: Iterable[nn.Module]) -> list[str]:
     """Names of the trained parameters that hold NaN or infinite values. Waits for the device."""
     named = [
-        (name, parameter.detach())
+        (name, local(parameter.detach()))
         for module in modules
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
@@ -92,6 +92,12 @@ def non_finite_weights(modules: Iterable[nn.Module]) -> list[str]:
     else:
         flags = [bool(flag) for flag in whole]
     return [name for (name, _), flag in zip(named, flags, strict=True) if not flag]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that processes hold in parts, the part of this one."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
 
 
 def non_finite_step(

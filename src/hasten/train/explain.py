@@ -30,7 +30,8 @@ def errors(run: Run, trainer: Trainer) -> Iterator[None]:
         HastenError: ``torch.compile`` failed.
     """
     try:
-        yield
+        with run.world.reaching():
+            yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, HastenError):
             raise

@@ -58,10 +58,14 @@ class Keeper:
         self.precision = precision.by_rule(
             settings.precision, self.device, channels_last=settings.channels_last is True
         )
-        self.world = worlds.join(self.device)
+        self.world = worlds.join(self.device, alone=settings.strategy in strategies.GROUPED)
         """The processes that train together; one alone, mostly."""
         self.strategy = strategies.make(
-            settings.strategy, self.world, sync_batchnorm=settings.sync_batchnorm
+            settings.strategy,
+            self.world,
+            self.device,
+            self.precision,
+            sync_batchnorm=settings.sync_batchnorm,
         )
         self._rank_log = None if self.world.is_main else RankLog(self.world.rank)
         self.progress = (
@@ -74,6 +78,8 @@ class Keeper:
         )
         if settings.announce:
             self.say(device_line(self.device))
+        if self.strategy.words():
+            self.say(self.strategy.words())
         if settings.seed is not None:
             seed_everything(settings.seed, self.device)
         self.folder = Path(settings.folder) if settings.folder is not None else None

@@ -89,9 +89,10 @@ def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
         trainer.evaluate(val)  # a run that was finished already when it was resumed
     data = report_data(run, trainer, saturation=saturation, verdict=verdict)
     report = exported = newest = best = None
+    final = run.strategy.whole(weights.state_of(trainer.model)) if run.folder is not None else {}
     if run.folder is not None and run.world.is_main:
         exported = run.folder / WEIGHTS
-        weights.export(trainer.model, exported, {"run": run.folder.name})
+        weights.export(final, exported, {"run": run.folder.name})
         report = write_report(run.folder, data)
         newest, _ = checkpoint.newest(run.folder / checkpoint.FOLDER)
         best = checkpoint.best(run.folder / checkpoint.FOLDER)

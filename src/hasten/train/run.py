@@ -111,12 +111,12 @@ class Run(Keeper):
         states.check_module(module)
         before = dict(module.named_parameters(remove_duplicate=False))
         devices.move(module, self.device)
+        self.strategy.adopt(module, self.device)
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter is not before[name]:
                 self._replaced[before[name]] = parameter
         if self.precision.channels_last:
             precision.set_layout(module, True)
-        self.strategy.adopt(module, self.device)
         if self.settings.compile and compiled:
             self.strategy.compile(module, compile_in_place)
         self.modules.append(module)
@@ -182,7 +182,8 @@ class Run(Keeper):
                 self.place = (self.global_step + 1, source, source.batches_done)
                 source.batches_done += 1
                 if several:
-                    strategy.expect(window.full or self._is_last_batch())
+                    last = window.full or self._is_last_batch()
+                    strategy.expect(last=last, counts=self._mine > 0)
                 self._in_body = True
                 start(phases.FORWARD)
                 yield batch

@@ -72,8 +72,9 @@ class RunSettings:
     compile: bool = False
     """Compile the model with ``torch.compile``, in place: names in checkpoints do not change."""
     strategy: str = "auto"
-    """How the processes of a launcher (torchrun, srun) share out a step: ``ddp``, a copy of the
-    model in each; ``single`` is for one process; ``auto`` takes the one that fits."""
+    """How devices share out a step. Between the processes of a launcher (torchrun, srun): ``ddp``,
+    a copy of the model in each, or ``fsdp``, a part of it in each. In one process: ``dp``, a copy
+    on each of several devices, or ``single``. ``auto`` is ``ddp`` or ``single``."""
     sync_batchnorm: bool = False
     """Batch norms take their statistics over the batch of all processes, not of each its own."""
     accumulate: int = 1

@@ -37,9 +37,10 @@ def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
     """What a checkpoint holds: the first module's state, all else of training, and facts."""
     if not run.modules:
         raise UsageError("there is nothing to save: give the model to run.prepare(model, …)")
+    whole = run.strategy.whole
     training = {
-        "modules": [weights.state_of(module) for module in run.modules[1:]],
-        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "modules": [whole(weights.state_of(module)) for module in run.modules[1:]],
+        "optimizers": [whole(optimizer.state_dict()) for optimizer in run.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in run.schedulers],
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "rng": rng_state(run.device),
@@ -59,7 +60,7 @@ def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "kinds": kinds(run),
         "config": run.settings.config,
     }
-    return weights.state_of(run.modules[0]), training, meta
+    return whole(weights.state_of(run.modules[0])), training, meta
 
 
 def kinds(run: Keeper) -> dict[str, list[str]]:
@@ -102,9 +103,9 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
                 f" {laid_out} steps, so it cannot go on to {planned}: keep the number of epochs"
             )
     for module, state in zip(run.modules, states, strict=True):
-        weights.load_into(module, state, source=source)
+        weights.load_into(module, state, source=source, part=run.strategy.part)
     for optimizer, state in zip(run.optimizers, training["optimizers"], strict=True):
-        _load_optimizer(optimizer, state, source)
+        _load_optimizer(optimizer, _parts(run, optimizer, state), source)
     for scheduler, state in zip(run.schedulers, training["schedulers"], strict=True):
         scheduler.load_state_dict(state)
     if run.scaler is not None and training["scaler"]:
@@ -138,7 +139,24 @@ def _apply_precision(run: Keeper, saved: Precision) -> None:
     elif saved.name not in able:
         run.say(f"Precision: float32, for {run.device} cannot compute in {saved.name}")
         saved = Precision(name="float32", channels_last=saved.channels_last)
-    run.set_precision(saved)
+    fixed = run.strategy.fixed
+    if fixed is not None and fixed.name != saved.name:
+        run.say(f"Precision: {fixed.name}, as {run.strategy.name} began; it was {saved.name}")
+    run.set_precision(fixed or saved)
+
+
+def _parts(run: Keeper, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with what this process holds of each tensor."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parts = {
+        number: {
+            name: run.strategy.part(p, value) for name, value in state["state"][number].items()
+        }
+        for number, p in zip(numbers, held, strict=False)
+        if number in state["state"]
+    }
+    return state | {"state": state["state"] | parts}
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any], source: str) -> None:

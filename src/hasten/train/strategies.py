@@ -15,9 +15,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from hasten.errors import HastenError, UsageError
+from hasten.train import norms
+from hasten.train.precision import Precision
 from hasten.train.world import World
 
-NAMES = ("auto", "single", "ddp")
+NAMES = ("auto", "single", "ddp", "fsdp", "dp")
+GROUPED = ("ddp", "fsdp")
+"""Those that need a process group, also of one process."""
 
 _SYNC_BUFFERS = next(  # its name since PyTorch 2.13, and before
     name
@@ -37,6 +41,16 @@ class Strategy:
     name = "single"
     in_step = False
     """Whether every forward pass needs all processes, also one without gradients."""
+    fixed: Precision | None = None
+    """The one precision that modules compute at from when they are adopted, if it is so."""
+
+    def __init__(self) -> None:
+        self.counts = True
+        """Whether this process's samples of the batch count: not where they repeat another's."""
+
+    def words(self) -> str:
+        """What a person should know of it at the start; mostly nothing."""
+        return ""
 
     def adopt(self, module: nn.Module, device: torch.device) -> None:
         """Take care of a module that is on its device."""
@@ -44,8 +58,10 @@ class Strategy:
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """Make all processes begin with the same weights."""
 
-    def expect(self, last: bool) -> None:
-        """Say before a forward pass whether its backward pass is the last before the step."""
+    def expect(self, *, last: bool, counts: bool) -> None:
+        """Say before a forward pass whether its backward pass is the last before the step, and
+        whether this process's samples count."""
+        self.counts = counts
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> None:
         """Before an optimizer steps: its gradients are those of all processes from here on."""
@@ -62,6 +78,14 @@ class Strategy:
         """Compile the module's call in place by the function given."""
         compiled(module)
 
+    def whole(self, nest: Any) -> Any:
+        """A nest of tensors as one process would have them; called by all processes."""
+        return nest
+
+    def part(self, target: Any, value: Any) -> Any:
+        """Of a whole tensor what this process holds where it holds ``target``."""
+        return value
+
 
 class DDP(Strategy):
     """A copy of the model in each process; gradients are averaged while they are computed.
@@ -74,6 +98,7 @@ class DDP(Strategy):
     name = "ddp"
 
     def __init__(self, world: World, *, sync_batchnorm: bool = False) -> None:
+        super().__init__()
         self._world = world
         self._sync_batchnorm = sync_batchnorm
         self._routes: list[Route] = []
@@ -83,7 +108,7 @@ class DDP(Strategy):
     def adopt(self, module: nn.Module, device: torch.device) -> None:
         """See `Strategy`."""
         if self._sync_batchnorm:
-            synchronise_norms(module)
+            norms.synchronise(module, lambda: self.counts)
         if any(p.requires_grad for p in module.parameters()):
             self._routes.append(Route.of(module, self, device))
 
@@ -92,10 +117,11 @@ class DDP(Strategy):
         with torch.no_grad():
             for module in modules:
                 for tensor in (*module.parameters(), *module.buffers()):
-                    _from_first(tensor)
+                    from_first(tensor)
 
-    def expect(self, last: bool) -> None:
+    def expect(self, *, last: bool, counts: bool) -> None:
         """See `Strategy`."""
+        super().expect(last=last, counts=counts)
         self.last = last
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -111,7 +137,7 @@ class DDP(Strategy):
         with torch.no_grad():
             for module in modules:
                 for buffer in module.buffers():
-                    _from_first(buffer)
+                    from_first(buffer)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -272,18 +298,7 @@ def reads_buffers(module: nn.Module) -> bool:
     )
 
 
-def synchronise_norms(module: nn.Module) -> None:
-    """Make batch norms take their statistics over all processes, keeping the module itself.
-
-    Raises:
-        UsageError: the module is itself a batch norm.
-    """
-    converted = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-    if converted is not module:
-        raise UsageError(f"sync_batchnorm: {type(module).__name__} alone cannot be converted")
-
-
-def _from_first(tensor: torch.Tensor) -> None:
+def from_first(tensor: torch.Tensor) -> None:
     """Give the tensor the values that it has in the first process."""
     dense = tensor.detach().contiguous()  # collectives take no other layout
     dist.broadcast(dense, src=0)
@@ -291,18 +306,33 @@ def _from_first(tensor: torch.Tensor) -> None:
         tensor.copy_(dense)
 
 
-def make(name: str, world: World, *, sync_batchnorm: bool = False) -> Strategy:
+def make(
+    name: str,
+    world: World,
+    device: torch.device,
+    precision: Precision,
+    *,
+    sync_batchnorm: bool = False,
+) -> Strategy:
     """The strategy of a name.
 
     Raises:
-        UsageError: it does not go with the number of processes.
+        UsageError: it does not go with the number of processes, the devices or the precision.
     """
+    from hasten.train.replicas import DP
+    from hasten.train.sharded import FSDP
+
     if name == "auto":
         name = "ddp" if world.size > 1 else "single"
+    if name == "fsdp":
+        return FSDP(world, precision, sync_batchnorm=sync_batchnorm)
     if name == "ddp":
         return DDP(world, sync_batchnorm=sync_batchnorm)
     if world.size > 1:
         raise UsageError(
-            f"strategy={name!r} is for one process, and {world.size} were started: give 'ddp'"
+            f"strategy={name!r} is for one process, and {world.size} were started: give 'ddp' or"
+            " 'fsdp'"
         )
-    return Strategy()
+    if sync_batchnorm:
+        raise UsageError("sync_batchnorm is for several processes, and there is one")
+    return DP(device) if name == "dp" else Strategy()

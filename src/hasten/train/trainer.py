@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hasten import devices
 from hasten.errors import DataError, UsageError
 from hasten.train import explain, probe
+from hasten.train import world as worlds
 from hasten.train.batch_size import BatchPlan, fitting
 from hasten.train.evaluation import Evaluation, evaluate
 from hasten.train.result import Result, finish
@@ -145,7 +145,7 @@ class Trainer:
             return self._evaluate(run, loader)
 
     def fitting_batch(self, batches: Callable[[int], Iterable[Any]], wanted: int) -> BatchPlan:
-        """The largest share of ``wanted`` samples that a whole step fits the device with.
+        """The largest share of ``wanted`` samples that a whole step fits each device with.
 
         A copy of the model takes the steps; this one is left as it is.
 
@@ -156,8 +156,10 @@ class Trainer:
         Raises:
             OutOfDeviceMemory: not even one sample fits.
         """
-        device = devices.device(self._settings.device)
-        return fitting(wanted, probe.attempt_with(self, batches, device), device)
+        device = worlds.device_for(self._settings.device)
+        world = worlds.join(device)
+        attempt = probe.attempt_with(self, batches, device)
+        return fitting(wanted, attempt, device, world.all)
 
     @property
     def optimizer_given(self) -> Optimizer | None:
@@ -275,6 +277,8 @@ class Trainer:
         batch = run.peek(train)
         if batch is None:
             raise DataError("the training data gives no batch: is it empty, or drop_last too much?")
+        if run.strategy.fixed is not None:
+            return
         with run.strategy.apart():
             chosen = run.world.first(run.world.by_main(lambda: probe.choose(run, self, batch)))
         assert chosen is not None

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,13 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     return _unwrap(value, str(path))
 
 
-def load_into(model: nn.Module, state: Mapping[str, Any], *, source: str) -> list[str]:
+def load_into(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    *,
+    source: str,
+    part: Callable[[Any, Any], Any] = lambda target, value: value,
+) -> list[str]:
     """Copy weights into a model, all of them or none.
 
     The names may carry prefixes of DataParallel, DistributedDataParallel (``module.``) and
@@ -91,6 +97,7 @@ def load_into(model: nn.Module, state: Mapping[str, Any], *, source: str) -> lis
         model: on any device, wrapped or not.
         state: tensors by name.
         source: where they come from, for messages.
+        part: gives, of a tensor of the model and its new value, what this process holds of that.
 
     Returns:
         What is worth telling a person (casts, counters that old files lack); often nothing.
@@ -103,7 +110,7 @@ def load_into(model: nn.Module, state: Mapping[str, Any], *, source: str) -> lis
     original = dict(zip(targets, model.state_dict(), strict=True))
     matched = fitting.match(targets, state, source=source, model=type(plain(model)).__name__)
     renamed: OrderedDict[str, Any] = OrderedDict(
-        (original[name], value) for name, value in matched.values.items()
+        (original[name], part(targets[name], value)) for name, value in matched.values.items()
     )
     versions = getattr(state, "_metadata", None)
     if versions is not None:
@@ -127,14 +134,16 @@ def _umask() -> int:
     return mask
 
 
-def export(model: nn.Module, path: str | Path, metadata: Mapping[str, str]) -> None:
+def export(
+    model: nn.Module | Mapping[str, Any], path: str | Path, metadata: Mapping[str, str]
+) -> None:
     """Write the weights as a safetensors file, whole or not at all.
 
     Tied tensors are written once (``metadata["tied"]`` says which names were left out, as JSON);
     tensors that overlap otherwise are written apart.
 
     Args:
-        model: on any device, wrapped or not, in any memory format.
+        model: on any device, wrapped or not, in any memory format; or its state.
         path: the file; replaced when it is there.
         metadata: strings kept in the file's header; ``hasten`` (the version) and ``format`` are
             added.
@@ -152,7 +161,8 @@ def export(model: nn.Module, path: str | Path, metadata: Mapping[str, str]) -> N
             f"{', '.join(wrong) or ', '.join(sorted(_RESERVED & metadata.keys()))}"
         )
     library = _safetensors()
-    tensors, tied = _apart(state_of(model), path)
+    state = state_of(model) if isinstance(model, nn.Module) else dict(model)
+    tensors, tied = _apart(state, path)
     header = dict(metadata) | {"format": "pt", "hasten": hasten.__version__}
     if tied:
         header["tied"] = json.dumps(tied)

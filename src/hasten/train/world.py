@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from hasten import devices
 from hasten.devices import runtime
 from hasten.errors import HastenError, UsageError
-from hasten.train import slurm
+from hasten.train import launch, slurm
 
 T = TypeVar("T")
 
@@ -91,8 +91,19 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
         raise UsageError(f"{name} is {text!r} in the environment: a whole number") from None
 
 
+def restarted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher has started the processes anew, because one of them had failed."""
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+
+
 class ElsewhereError(HastenError):
-    """Another process of the run failed, which has told why."""
+    """Another process of the run failed.
+
+    Attributes:
+        silent: whether there is nothing to tell: the first process tells it.
+    """
+
+    silent = False
 
 
 class World:
@@ -143,7 +154,8 @@ class World:
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor on the host, summed over the processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor, group=self._group)
+            with self.reaching():
+                dist.all_reduce(tensor, group=self._group)
         return tensor
 
     def first(self, value: T) -> T:
@@ -151,7 +163,8 @@ class World:
         if self.size == 1:
             return value
         box = [value if self.is_main else None]
-        dist.broadcast_object_list(box, src=0, group=self._group)
+        with self.reaching():
+            dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
@@ -159,7 +172,8 @@ class World:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
+        with self.reaching():
+            dist.all_gather_object(found, value, group=self._group)
         return found
 
     def by_main(self, act: Callable[[], T]) -> T | None:
@@ -195,7 +209,10 @@ class World:
         failed = [(rank, said) for rank, said in enumerate(told) if said is not None]
         if failed and error is None:
             rank, (text, status) = failed[0]
-            raise elsewhere(f"rank {rank} failed: {text}", status)
+            failure = ElsewhereError(f"rank {rank} failed: {text}" if rank else text)
+            failure.exit_status = status  # type: ignore[misc]
+            failure.silent = not self.is_main
+            raise failure
 
     def local_first(self, act: Callable[[], T]) -> T:
         """Let the first process of each machine do something before the others do it too.
@@ -216,17 +233,37 @@ class World:
         self.heed(None)
         return result
 
+    @contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Inside, it is told plainly when another process cannot be reached any more.
+
+        Raises:
+            ElsewhereError: instead of what gloo or NCCL raised.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not lost_a_peer(error):
+                raise
+            failure = ElsewhereError(
+                f"rank {self.rank} lost its connection to the others: one of them has ended; what"
+                " it said is on its standard error, or in the run's folder ranks/"
+            )
+            failure.silent = not self.is_main
+            raise failure from error
+
     def _reduced(self, tensor: torch.Tensor, operation: Any) -> list[Any]:
-        dist.all_reduce(tensor, op=operation, group=self._group)
+        with self.reaching():
+            dist.all_reduce(tensor, op=operation, group=self._group)
         found: list[Any] = tensor.tolist()
         return found
 
 
-def elsewhere(text: str, status: int = 1) -> ElsewhereError:
-    """The error for a failure of another process, with its exit status."""
-    error = ElsewhereError(text)
-    error.exit_status = status  # type: ignore[misc]
-    return error
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone or does not answer."""
+    if isinstance(error, dist.DistError):
+        return True
+    return "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
 
 
 def _told(error: BaseException) -> tuple[str, int]:
@@ -267,6 +304,11 @@ def join(device: torch.device, *, alone: bool = False) -> World:
         options["device_id"] = device
     if here.size == 1:
         options["store"] = torch._C._distributed_c10d.HashStore()
+    elif launch.STORE in os.environ:  # each start of the processes meets anew
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        options["store"] = torch._C._distributed_c10d.FileStore(
+            f"{os.environ[launch.STORE]}-{again}", here.size
+        )
     else:
         slurm.tell_where_to_meet()
     try:

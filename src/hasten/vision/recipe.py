@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 
 from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.feed import Loader
-from hasten.train import Result, Trainer
+from hasten.train import Result, Trainer, launch
 from hasten.train import world as worlds
 from hasten.train.checkpoint import FOLDER
 from hasten.train.folder import CONFIG, refuse_run
@@ -75,14 +75,16 @@ class TrainSettings:
     model: str = "small"
     epochs: int = 10
     batch_size: int | str = DEFAULT_BATCH
-    """Samples whose gradients make one optimizer step, or ``auto``: as many of them at once as
-    the device's memory holds, the rest accumulated."""
+    """Samples, over all devices, whose gradients make one optimizer step, or ``auto``: as many of
+    them at once as their memory holds, the rest accumulated."""
     lr: float | None = None
     """Highest learning rate; None for the optimizer's own."""
     optimizer: str = "adamw"
     weight_decay: float = 0.01
     schedule: str = "onecycle"
     label_smoothing: float = 0.0
+    strategy: str = "auto"
+    sync_batchnorm: bool = False
     accumulate: int = 1
     clip_norm: float | None = None
     precision: str = "auto"
@@ -132,6 +134,7 @@ class TrainSettings:
             )
         # What the run would refuse later is refused before the data is loaded.
         RunSettings(
+            strategy=self.strategy,
             precision=self.precision,
             accumulate=self.accumulate,
             clip_norm=self.clip_norm,
@@ -254,6 +257,8 @@ def _fitted(
 ) -> Trained:
     trainer = _trainer(model, settings, around, config)
     micro, accumulate = _batch(trainer, settings, data, around)
+    # What was found for this device holds for the run, also where it goes on with others.
+    config["settings"] |= {"batch_size": micro, "accumulate": accumulate}
     if accumulate != settings.accumulate:
         trainer = _trainer(model, settings, around, config, accumulate=accumulate)
     with (
@@ -362,6 +367,7 @@ FREE = (
     "cache_bytes",
     "data_dir",
     "device",
+    "strategy",
     "epochs",
     "num_workers",
     "plan",
@@ -431,6 +437,8 @@ def _trainer(
         if settings.channels_last == "auto"
         else settings.channels_last == "on",
         compile=settings.compile,
+        strategy=settings.strategy,
+        sync_batchnorm=settings.sync_batchnorm,
         accumulate=accumulate or settings.accumulate,
         clip_norm=settings.clip_norm,
         seed=settings.seed,
@@ -444,8 +452,13 @@ def _trainer(
         sinks=around.sinks,
         config=config,
         announce=False,
-        resume_hint=shlex.join(["hasten", "train", "--resume", str(around.folder)]),
+        resume_hint=shlex.join(["hasten", "train", "--resume", str(around.folder), *_devices()]),
     )
+
+
+def _devices() -> list[str]:
+    """The option that started the processes, where hasten itself has started them."""
+    return ["--devices", str(worlds.place().size)] if launch.STORE in os.environ else []
 
 
 def _optimizer(settings: TrainSettings) -> Callable[..., Optimizer]:
@@ -479,19 +492,25 @@ def _schedule(settings: TrainSettings, optimizer: Optimizer, steps: int) -> LRSc
 def _batch(
     trainer: Trainer, settings: TrainSettings, data: ImageData, around: Surroundings
 ) -> tuple[int, int]:
-    """Samples at once, and batches to accumulate."""
-    if settings.batch_size != "auto":
-        return int(settings.batch_size), settings.accumulate
-    wanted = DEFAULT_BATCH * settings.accumulate
-    found = trainer.fitting_batch(
-        lambda size: loader(settings, data, training=True, batch_size=size),
-        min(wanted, len(data.train)),  # type: ignore[arg-type]
-    )
-    around.say(
-        f"Batch size: {found.micro} fits, accumulated {found.accumulate} times"
-        f" (effective batch {found.micro * found.accumulate})"
-    )
-    return found.micro, found.accumulate
+    """Samples at once on all devices, and batches to accumulate; both are said."""
+    count = worlds.place().size
+    size, accumulate = settings.batch_size, settings.accumulate
+    how = ""
+    if not isinstance(size, int):
+        wanted = min(DEFAULT_BATCH * accumulate, len(data.train))  # type: ignore[arg-type]
+        found = trainer.fitting_batch(
+            lambda size: loader(settings, data, training=True, batch_size=size),
+            -(-wanted // count),
+        )
+        size, accumulate, how = found.micro * count, found.accumulate, " fits"
+    parts = [f"Batch size: {size}{how}"]
+    if count > 1:
+        each = size / count
+        parts.append(f"{each:g} on each of {count} devices")
+    if accumulate > 1:
+        parts.append(f"accumulated {accumulate} times (effective batch {size * accumulate})")
+    around.say(f"{', '.join(parts)}; learning rate {settings.learning_rate:g}")
+    return size, accumulate
 
 
 def without_normalising(transform: Transform) -> Transform:

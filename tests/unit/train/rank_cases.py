@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -94,9 +97,9 @@ def fit(
     trainer = hasten.Trainer(model, loss=nn.CrossEntropyLoss(), optimizer=sgd, **OPTIONS | options)
     val = val or hasten.Loader(data(37), batch_size=9)
     result = trainer.fit(train, val, epochs=epochs)
-    assert result.evaluation is not None
+    assert result.evaluation is not None and trainer.run is not None
     return {
-        "state": weights.state_of(model),
+        "state": trainer.run.strategy.whole(weights.state_of(model)),
         "losses": [(epoch.loss, epoch.val_loss) for epoch in result.history],
         "samples": result.evaluation.samples,
         "confusion": result.evaluation.confusion,
@@ -208,6 +211,106 @@ def a_loop_of_ones_own() -> Any:
     return {"state": weights.state_of(model), "read": run.world.sum([right])}
 
 
+@case
+def a_norm_over_all() -> Any:
+    several = torch.distributed.is_initialized()
+    return fit(loader(), model=mlp(norm=True), sync_batchnorm=several)
+
+
+def deep() -> nn.Module:
+    """With parts that FSDP brings together one by one."""
+    torch.manual_seed(1)
+    blocks = [nn.Sequential(nn.Linear(64, 2048), nn.Tanh(), nn.Linear(2048, 64)) for _ in range(2)]
+    return nn.Sequential(nn.Linear(6, 64), nn.Sequential(*blocks), nn.Linear(64, 3))
+
+
+def in_parts() -> dict[str, Any]:
+    """Models whose weights lie in parts; the options are those of the launched processes."""
+    several = torch.distributed.is_initialized()
+    chosen: Any = {"strategy": "fsdp"} if several else {}
+    return {
+        "small": fit(loader(batch_size=14), **chosen),
+        "deep": fit(loader(), model=deep(), epochs=1, accumulate=2, clip_norm=0.5, **chosen),
+        "norm": fit(loader(), model=mlp(norm=True), sync_batchnorm=several, **chosen),
+    }
+
+
+def thinly_spread() -> dict[str, Any]:
+    """A last batch of 3 samples, which leaves one of four processes without any."""
+    several = torch.distributed.is_initialized()
+    found = {}
+    for strategy in ("ddp", "fsdp"):
+        chosen: Any = {"strategy": strategy, "sync_batchnorm": True} if several else {}
+        val = hasten.Loader(data(5), batch_size=2)
+        found[strategy] = fit(loader(batch_size=40), mlp(norm=True), 3, val, **chosen)
+    return found
+
+
+class Stops:
+    """A loss that is a signal to one of the processes at its n-th call."""
+
+    def __init__(self, at: int, rank: int) -> None:
+        self.at, self.rank, self.calls = at, rank, 0
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == self.at and rank() == self.rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+def rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def journey(folder: Path | None, *, stop: int = 0, dropout: float = 0.0, **options: Any) -> Any:
+    """Train for 4 epochs of 6 steps; a signal to the last process stops it at a step."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+    last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
+    trainer = hasten.Trainer(
+        model, loss=Stops(stop, last), optimizer=adamw, folder=folder, **OPTIONS | options
+    )
+    noted = Noted()
+    try:
+        result = trainer.fit(loader("inline", noted), epochs=4)
+    except hasten.Interrupted as error:
+        assert trainer.run is not None
+        return {"stopped": trainer.run.global_step, "status": error.exit_status}
+    assert trainer.run is not None
+    state = trainer.run.strategy.whole(weights.state_of(model))
+    return {"state": state, "losses": [e.loss for e in result.history], "order": noted.asked}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def journeys(target: Path) -> dict[str, Any]:
+    """Stopped by several processes or by one, gone on with by others."""
+
+    def copied(name: str, new: str) -> Path:
+        if rank() == 0:
+            shutil.copytree(target / name, target / new)
+        torch.distributed.barrier()
+        return target / new
+
+    wet: dict[str, Any] = {"dropout": 0.5}
+    return {
+        "ddp": journey(None),
+        "dropout": journey(None, **wet),
+        "dropout stopped": journey(target / "dropout", stop=8, **wet),
+        "dropout gone on": journey(target / "dropout", resume=True, **wet),
+        "ddp stopped": journey(target / "ddp", stop=8),
+        "ddp to fsdp": journey(copied("ddp", "a"), resume=True, strategy="fsdp"),
+        "fsdp stopped": journey(target / "fsdp", stop=8, strategy="fsdp"),
+        "fsdp to ddp": journey(copied("fsdp", "b"), resume=True),
+        "fsdp gone on": journey(copied("fsdp", "c"), resume=True, strategy="fsdp"),
+        "alone to ddp": journey(copied("alone", "d"), resume=True),
+        "alone to fsdp": journey(copied("alone", "e"), resume=True, strategy="fsdp"),
+    }
+
+
 def refusal(act: Callable[[], Any]) -> str:
     try:
         act()
@@ -230,19 +333,35 @@ def refusals() -> dict[str, str]:
         "sampler": refusal(lambda: fit(DataLoader(data(), batch_size=8, sampler=sampled))),
         "generator": refusal(lambda: fit(batch for batch in [])),
         "single": refusal(lambda: fit(loader(), strategy="single")),
+        "dp": refusal(lambda: fit(loader(), strategy="dp")),
         "skip": refusal(lambda: fit(hasten.Loader(Noted(), batch_size=8, on_error="skip"))),
     }
 
 
-def main(target: Path) -> None:
+def begin() -> None:
+    """Make the group before a case asks whether there is one."""
+    hasten.Run(**OPTIONS)
+
+
+def main(target: Path, *, few: bool) -> None:
+    begin()
+    if few:
+        thin = thinly_spread()
+        torch.save(thin, target / f"thin-{rank()}.pt")
+        return
     found = {}
     for name, make in CASES.items():
         torch.manual_seed(0)
         found[name] = make()
-    rank = torch.distributed.get_rank()
-    torch.save({"cases": found, "refusals": refusals()}, target / f"rank-{rank}.pt")
+    everything = {
+        "cases": found,
+        "refusals": refusals(),
+        "parts": in_parts(),
+        "journeys": journeys(target),
+    }
+    torch.save(everything, target / f"rank-{rank()}.pt")
 
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(io.StringIO()):
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), few="few" in sys.argv)

@@ -31,9 +31,11 @@ def launch(*command: str, processes: int = 2) -> subprocess.CompletedProcess[str
 def several(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes has come to."""
     folder = tmp_path_factory.mktemp("ranks")
+    assert rank_cases.journey(folder / "alone", stop=8)["stopped"] == 8
     done = launch(str(HERE / "rank_cases.py"), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    found = [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    return [rank | {"folder": folder} for rank in found]
 
 
 @pytest.mark.parametrize("name", rank_cases.CASES)
@@ -65,6 +67,72 @@ def interleaved(asked: list[list[int]], order: list[int]) -> bool:
     return asked == expected
 
 
+@pytest.mark.parametrize("name", ["small", "deep", "norm"])
+def test_weights_in_parts_come_to_the_same(several: list[dict[str, Any]], name: str) -> None:
+    alone = rank_cases.in_parts()[name]
+    found = several[0]["parts"][name]
+    for key, expected in alone.items():
+        torch.testing.assert_close(found[key], expected, rtol=0, atol=1e-6)
+    assert several[1]["parts"][name]["losses"] == found["losses"]
+
+
+def test_processes_without_samples_take_the_step_and_count_nothing(tmp_path: Path) -> None:
+    done = launch(str(HERE / "rank_cases.py"), str(tmp_path), "few", processes=4)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = torch.load(tmp_path / "thin-0.pt")
+    for name, alone in rank_cases.thinly_spread().items():
+        for key, expected in alone.items():  # a norm over three samples enlarges what is rounded
+            torch.testing.assert_close(found[name][key], expected, rtol=0, atol=1e-5)
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(several: list[dict[str, Any]]) -> None:
+    for name in ("dropout stopped", "ddp stopped", "fsdp stopped"):
+        one, other = (rank["journeys"][name] for rank in several)
+        assert one == other
+        assert 8 <= one["stopped"] < 24
+        assert one["status"] == 128 + 15
+
+
+def test_what_goes_on_with_as_many_processes_is_what_was_never_stopped_to_the_bit(
+    several: list[dict[str, Any]],
+) -> None:
+    for rank in several:
+        undisturbed, gone_on = rank["journeys"]["dropout"], rank["journeys"]["dropout gone on"]
+        assert gone_on["losses"] == undisturbed["losses"]
+        for name, weight in undisturbed["state"].items():
+            assert torch.equal(gone_on["state"][name], weight)
+        skipped = len(undisturbed["order"]) - len(gone_on["order"])
+        assert gone_on["order"] == undisturbed["order"][skipped:]
+        assert skipped > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ddp", "ddp to fsdp", "fsdp to ddp", "fsdp gone on", "alone to ddp", "alone to fsdp"],
+)
+def test_a_run_goes_on_by_another_strategy_and_other_processes(
+    several: list[dict[str, Any]], name: str
+) -> None:
+    alone, found = rank_cases.journey(None), several[0]["journeys"][name]
+    for key in ("state", "losses"):
+        torch.testing.assert_close(found[key], alone[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_one_process_goes_on_with_what_several_began(
+    several: list[dict[str, Any]], name: str
+) -> None:
+    alone = rank_cases.journey(None)
+    stopped = several[0]["journeys"][f"{name} stopped"]["stopped"]
+    found = rank_cases.journey(several[0]["folder"] / name, resume=True)
+    for key in ("state", "losses"):
+        torch.testing.assert_close(found[key], alone[key], rtol=0, atol=1e-6)
+    batches = stopped % 6 + stopped // 6 * 6
+    samples = stopped // 6 * 43 + stopped % 6 * 8
+    assert batches == stopped
+    assert found["order"] == alone["order"][samples:]
+
+
 @pytest.mark.parametrize(
     ("name", "word"),
     [
@@ -73,6 +141,7 @@ def interleaved(asked: list[list[int]], order: list[int]) -> bool:
         ("sampler", "leave the sampler out"),
         ("generator", "cannot be shared out among 2 processes"),
         ("single", "for one process, and 2 were started"),
+        ("dp", "for one process, and 2 were started"),
         ("skip", 'use on_error="raise"'),
     ],
 )

@@ -1,0 +1,111 @@
+"""Starting several processes on this machine, through PyTorch's elastic launcher (torchrun)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from hasten.devices import runtime
+from hasten.errors import UsageError
+
+STORE = "HASTEN_STORE"
+"""Where processes that hasten launched meet: a file, so that nothing listens on the network."""
+
+_SHUTDOWN_S = "120"  # to finish a step and save it before a kill
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+def check(processes: int, device: torch.device) -> None:
+    """Refuse more processes than there are devices.
+
+    Raises:
+        UsageError: there are too few, or torch.distributed is missing.
+    """
+    if processes < 1:
+        raise UsageError(f"--devices is {processes}: at least 1")
+    count = runtime.count(device.type)
+    if not runtime.is_host(device) and processes > count:
+        have = f"{count} {device.type} device{'s are' if count != 1 else ' is'} here"
+        raise UsageError(f"--devices {processes}, and {have}; give at most {count}")
+    if not torch.distributed.is_available():
+        raise UsageError("this build of PyTorch has no torch.distributed, which --devices needs")
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Run ``hasten`` with these arguments in several processes, and wait for them.
+
+    They meet in a file and speak over the loopback interface alone.
+
+    Returns:
+        The exit status: that of the first process that failed.
+    """
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    with (
+        _quiet(),
+        tempfile.TemporaryDirectory(prefix="hasten-") as folder,
+        _surroundings(processes, folder),
+    ):
+        command = [
+            f"--nproc-per-node={processes}",
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={Path(folder) / 'rendezvous'}",
+            "--rdzv-conf=store_type=file",
+            f"--rdzv-id={uuid.uuid4()}",
+            "--local-addr=127.0.0.1",
+            "--module",
+            "hasten",
+            *arguments,
+        ]
+        try:
+            run.run(run.parse_args(command))  # type: ignore[no-untyped-call]
+        except ChildFailedError as error:
+            _, failure = error.get_first_failure()
+            return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        except SignalException as stop:
+            return 128 + int(stop.sigval)
+    return 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What became of a process it tells itself; the launcher's words on it would come on top."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _surroundings(processes: int, folder: str) -> Iterator[None]:
+    before = dict(os.environ)
+    _prepare(os.environ, processes, folder)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _prepare(environment: MutableMapping[str, str], processes: int, folder: str) -> None:
+    environment[STORE] = str(Path(folder) / "store")
+    # The launcher's own server, and the sockets of gloo and NCCL, else listen on every address.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    interface = _LOOPBACK.get(sys.platform)
+    if interface is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        environment.setdefault("NCCL_SOCKET_IFNAME", interface)
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_S)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, runtime.cores() // processes)))
