@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -12,23 +10,19 @@ from torch import nn
 
 from hasten.script.rehearsal.collected import Collected
 from hasten.script.rehearsal.modules import Modules
-from hasten.script.rehearsal.naming import Named, name_of, parts
+from hasten.script.rehearsal.naming import Named, name_of
 from hasten.script.rehearsal.origins import Origin, Origins, address
+from hasten.script.rehearsal.partial import Left, beside, left_at
 from hasten.script.rehearsal.places import Place, Stack, Territory, expression
-
-_MOVERS = ("to", "cuda", "to_device", "move_to", "move", "send")
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Where the fix goes, of what kind the fault is, and what to write."""
-
-    code: str
-    file: str
-    line: int
-    why: str
-    fix: str
-    related: tuple[tuple[str, int, str], ...] = ()
+from hasten.script.rehearsal.reasons import (
+    Cause,
+    first_maker,
+    first_stack,
+    of_dropped,
+    of_making,
+    of_own_class,
+)
+from hasten.script.rehearsal.syntax import assigned, moved_at_once, unpacks
 
 
 class Causes:
@@ -116,7 +110,7 @@ class Causes:
             name = f"`{named.text}`" if named else f"an intermediate result ({operand.role})"
             text = f"{name} is on {operand.device}, shape {list(operand.tensor.shape)}"
             origin = self._origins.behind(operand.tensor) if operand.device == "cpu" else None
-            first = _first(origin)
+            first = first_maker(origin)
             if first is not None and first.place is not None:
                 where = f"{self._collected.shown(first.place.file)}:{first.place.line}"
                 text += f", made on the CPU at {where} by {first.how}"
@@ -136,9 +130,13 @@ class Causes:
             found = judge(tensor, here)
             if found is not None:
                 return found
-        found = _of_own_class(named) or self._of_copy(origin, here)
-        found = found or _of_dropped(origin, named) or self._of_batch(origin, named, here)
-        return found or _of_making(origin, named, here, op)
+        if "index" in op and moved_at_once(here.file, here.line, expression(frames[0])):
+            return _of_index(origin, here)
+        found = of_own_class(named) or self._of_copy(origin, here)
+        found = found or of_dropped(origin, named)
+        found = found or self._of_batch(tensor, origin, named, frames, here)
+        found = found or self._of_part(tensor, origin, frames)
+        return found or of_making(origin, named, here, op)
 
     def _of_state(self, tensor: torch.Tensor, here: Place) -> Cause | None:
         return None if self.states is None else self.states(tensor, here)
@@ -157,25 +155,21 @@ class Causes:
         if holder is not None:
             parent, attribute = holder
             place = _in_class(stack, parent) or (stack[0] if stack else here)
+            file, line = assigned(type(parent), attribute) or place[:2]
             return Cause(
                 "HST106",
-                place.file,
-                place.line,
+                file,
+                line,
                 f"`self.{attribute}` of {type(parent).__name__} is a plain "
                 f"{type(parent.__dict__[attribute]).__name__}: its modules are not moved with it, "
                 "and the optimizer does not see their parameters.",
                 f"self.{attribute} = nn.ModuleDict(...) or nn.ModuleList(...)",
+                tuple((p.file, p.line, "one of them is made here") for p in stack[:1]),
             )
         whole = self._modules.top(module)
-        place = self._built_at(whole) or here
         if _is_loss(whole):
-            return Cause(
-                "HST108",
-                place.file,
-                place.line,
-                f"the loss {type(whole).__name__} keeps `{name}` on the CPU.",
-                f"{type(whole).__name__}(...).to(device)",
-            )
+            return self._of_loss(whole, name, here)
+        place = self._built_at(whole) or here
         left = sorted(
             prefix or type(whole).__name__
             for prefix, part in whole.named_modules()
@@ -200,41 +194,61 @@ class Causes:
             "move it with .to(device), or make it after the model was moved",
         )
 
+    def _of_loss(
+        self, loss: nn.Module, name: str, here: Place, *made: tuple[str, int, str]
+    ) -> Cause:
+        place = self._modules.outside_init(self._modules.built(loss)) or here
+        wanted = self._built_at(loss) or place
+        return Cause(
+            "HST108",
+            place.file,
+            place.line,
+            f"the loss {type(loss).__name__} keeps `{name}` on the CPU.",
+            f"{type(loss).__name__}(...).to(device), or give it weights that are on the device",
+            (*made, (wanted.file, wanted.line, "asked for here")),
+        )
+
     def _built_at(self, module: nn.Module) -> Place | None:
         """Where the module was made, best in the function that moves modules."""
         stack = self._modules.built(module)
-        movers = {place.frame for move in self._modules.moves for place in move.stack[:1]}
+        movers = {(p.frame, p.function) for move in self._modules.moves for p in move.stack[:1]}
         outside = self._modules.outside_init(stack)
         start = stack.index(outside) if outside is not None else 0
-        return next((place for place in stack[start:] if place.frame in movers), outside)
+        for place in stack[start:]:
+            held = place.function.endswith(".__init__")  # of an object that keeps it
+            if held or (place.frame, place.function) in movers:
+                return outside if unpacks(place.file, place.line) else place
+        return outside
 
     def _of_attribute(
         self, tensor: torch.Tensor, module: nn.Module, name: str, here: Place
     ) -> Cause:
         origin = self._origins.behind(tensor)
-        first = _first(origin)
-        places = first.stack if first is not None else ()
+        places = origin.stack if origin is not None and origin.stack else ()
         place = _in_class(places, module) or (places[0] if places else here)
         if place == here or _is_forward(place):
-            return _of_making(origin, None, here, "")
+            return of_making(origin, None, here, "")
+        whole = self._modules.top(module)
+        made = (place.file, place.line, "the tensor is made here")
+        if _is_loss(whole) and not self._modules.was_moved(whole):
+            return self._of_loss(whole, name, here, made)
+        file, line = assigned(type(module), name) or place[:2]
         return Cause(
             "HST105",
-            place.file,
-            place.line,
+            file,
+            line,
             f"`self.{name}` of {type(module).__name__} is a plain tensor attribute, which "
             "`.to(device)` leaves on the CPU.",
             f'self.register_buffer("{name}", ...)',
+            (made,),
         )
 
     def _of_copy(self, origin: Origin | None, here: Place) -> Cause | None:
         """A copy of parameters that was made before the model moved."""
         if origin is None or not origin.parameter or not origin.stack:
             return None
-        movers = [p for move in self._modules.moves if move.moved for p in move.stack]
-        frames = {place.frame: place for place in movers}
-        place = next((p for p in origin.stack if p.frame in frames), origin.stack[-1])
-        made = origin.stack[0]
-        moved = frames.get(place.frame)
+        shared, moved = self._modules.shared(origin.stack)
+        place, made = shared or origin.stack[-1], origin.stack[0]
         related = [(made.file, made.line, "copied here")]
         if moved is not None:
             related.append((moved.file, moved.line, "the model is moved here"))
@@ -247,23 +261,55 @@ class Causes:
             tuple(related),
         )
 
-    def _of_batch(self, origin: Origin | None, named: Named | None, here: Place) -> Cause | None:
+    def _of_batch(
+        self,
+        tensor: torch.Tensor,
+        origin: Origin | None,
+        named: Named | None,
+        frames: list[FrameType],
+        here: Place,
+    ) -> Cause | None:
         if origin is None or origin.batch is None:
             return None
         if origin.how != "DataLoader" and origin.place is not None and origin.place[:2] != here[:2]:
             return None  # made from the batch elsewhere: that is the line to mend
         name = f"`{named.text}`" if named else "a tensor"
         moved = self._origins.batch_moves.get(origin.batch)
-        loads = tuple((p.file, p.line, "comes from here") for p in _first_stack(origin)[:1])
-        place = moved or here
+        related = [(p.file, p.line, "comes from here") for p in first_stack(origin)[:1]]
+        file, line = here[:2]
+        if moved:
+            path = named.text if named else ""
+            file, line = left_at(Left(path, moved), tensor, frames)
+            related += [(p.file, p.line, "other parts are moved here") for p in moved[:2]]
         return Cause(
             "HST109",
-            place.file,
-            place.line,
+            file,
+            line,
             f"{name} of the loader's batch stays on the CPU"
             + (" while other parts of it are moved." if moved else "."),
             f"{named.text if named else 'batch'}.to(device)",
-            loads,
+            tuple(related),
+        )
+
+    def _of_part(
+        self, tensor: torch.Tensor, origin: Origin | None, frames: list[FrameType]
+    ) -> Cause | None:
+        """A part of a batch that no loader made, while others beside it were moved."""
+        left = beside(tensor, origin, frames, self._origins)
+        if left is None:
+            return None
+        file, line = left_at(left, tensor, frames)
+        related = [(p.file, p.line, "other parts are moved here") for p in left.moved[:2]]
+        first = first_maker(origin)
+        if first is not None and first.place is not None:
+            related.append((first.place.file, first.place.line, "made here"))
+        return Cause(
+            "HST109",
+            file,
+            line,
+            f"`{left.path}` stays on the CPU while other parts of it are moved.",
+            f"{left.path}.to(device)",
+            tuple(related),
         )
 
 
@@ -287,17 +333,18 @@ def _moved(value: Any, target: str) -> Any:
     return value
 
 
-def _first(origin: Origin | None) -> Origin | None:
-    """The maker to name: the newest root that user code made."""
-    if origin is None:
-        return None
-    mine = [root for root in origin.roots if root.stack]
-    return mine[-1] if mine else origin
-
-
-def _first_stack(origin: Origin) -> Stack:
-    first = _first(origin)
-    return first.stack if first is not None else ()
+def _of_index(origin: Origin | None, here: Place) -> Cause:
+    """A table that is meant to be on the CPU: what it gives is moved at once."""
+    first = first_maker(origin)
+    made = [(p.file, p.line, "the table is made here") for p in (first.stack if first else ())[:1]]
+    return Cause(
+        "HST110",
+        here.file,
+        here.line,
+        "a table on the CPU is indexed from the device, and what it gives is moved only after that.",
+        "index on the CPU: table[index.cpu()].to(device), or keep the table on the device",
+        tuple(made),
+    )
 
 
 def _is_forward(place: Place) -> bool:
@@ -318,66 +365,3 @@ def _in_class(stack: Stack, module: nn.Module) -> Place | None:
         if owner in names:
             return place
     return None
-
-
-def _of_own_class(named: Named | None) -> Cause | None:
-    """A field that the user's own `to` forgets: evidence is another field that is moved."""
-    owner = None if named is None else named.owner
-    if owner is None or isinstance(owner, (nn.Module, dict, list, tuple)):
-        return None
-    for name in _MOVERS:
-        method = getattr(type(owner), name, None)
-        if not inspect.isfunction(method):
-            continue
-        if any(held.device.type != "cpu" for _, held, whose in parts(owner) if whose is owner):
-            code = method.__code__
-            field = named.text.rpartition(".")[2] if named else ""
-            return Cause(
-                "HST119",
-                code.co_filename,
-                code.co_firstlineno,
-                f"{type(owner).__name__}.{name} moves other fields but leaves `{field}` on the "
-                "CPU.",
-                f"self.{field} = self.{field}.to(device)",
-            )
-    return None
-
-
-def _of_dropped(origin: Origin | None, named: Named | None) -> Cause | None:
-    moves = [] if origin is None else [moved for moved in origin.moved if not moved.used]
-    if not moves:
-        return None
-    place = moves[-1].place
-    name = f"`{named.text}`" if named else "the tensor"
-    return Cause(
-        "HST103",
-        place.file,
-        place.line,
-        f"the moved copy is thrown away here, and {name} stays on the CPU: `.to` gives a new "
-        "tensor.",
-        "keep the result: x = x.to(device); batch = [x.to(device) for x in batch]",
-    )
-
-
-def _of_making(origin: Origin | None, named: Named | None, here: Place, op: str) -> Cause:
-    first = origin
-    if origin is None or origin.place is None or origin.place[:2] == here[:2]:
-        first = _first(origin)  # made in the failing line itself: of what came from elsewhere
-    place = first.place if first is not None and first.place is not None else here
-    root = _first(origin)
-    related: tuple[tuple[str, int, str], ...] = ()
-    if root is not None and root is not first and root.place is not None:
-        related = ((root.place.file, root.place.line, "from what is made here"),)
-    name = f"`{named.text}`" if named else "the tensor"
-    index = "index" in op
-    code = "HST110" if index else "HST104"
-    how = first.how if first is not None else "a call"
-    return Cause(
-        code,
-        place.file,
-        place.line,
-        f"{name} is made on the CPU by {how}"
-        + (" and indexed from the device." if index else " and meets tensors of the device."),
-        "make it with device=..., as that of the tensor it meets, or move it with .to(device)",
-        related,
-    )

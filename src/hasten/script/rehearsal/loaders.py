@@ -215,9 +215,9 @@ class Loaders:
         """Where a device tensor that a worker reads was moved there, before it started."""
         for arg in args:
             if isinstance(arg, torch.Tensor) and arg.device.type != "cpu":
-                place = self._origins.arrived.get(address(arg))
-                if place is not None:
-                    return place
+                places = self._origins.arrived.get(address(arg))
+                if places:
+                    return places[0]
         return None
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:

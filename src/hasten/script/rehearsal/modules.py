@@ -111,9 +111,9 @@ class Modules:
                 self.moving -= 1
             stack = self._territory.stack(sys._getframe(1))
             after = device_of(this)
-            if stack and after is not None:
+            if stack:
                 direct = self._territory.holds(sys._getframe(1).f_code.co_filename)
-                self.moves.append(Move(this, stack, before != after, after, direct))
+                self.moves.append(Move(this, stack, before != after, after or "", direct))
             return out
 
         return move
@@ -125,6 +125,19 @@ class Modules:
     def built(self, module: nn.Module) -> Stack:
         """Where a module was built; empty where that is not known."""
         return self._built.get(module, ())
+
+    def shared(self, stack: Stack) -> tuple[Place | None, Place | None]:
+        """The innermost place of a stack in a call that also moves a module; and that move."""
+        moves = {(p.frame, p.function): p for m in self.moves if m.moved for p in m.stack}
+        for place in stack:
+            moved = moves.get((place.frame, place.function))
+            if moved is not None:
+                return place, moved
+        return None, None
+
+    def was_moved(self, module: nn.Module) -> bool:
+        """Whether the user asked for a module to be moved."""
+        return any(move.module() is module for move in self.moves)
 
     def owner(self, tensor: torch.Tensor, same: Any) -> tuple[nn.Module, str, str] | None:
         """The module that holds a tensor: module, kind (parameter, buffer, plain), name.

@@ -95,6 +95,8 @@ def parts(value: Any, depth: int = 2) -> Iterator[tuple[str, torch.Tensor, Any]]
         return
     if isinstance(value, Mapping):
         items: Any = [(f"[{key!r}]", held) for key, held in list(value.items())[:64]]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = [(f".{name}", held) for name, held in zip(value._fields, value, strict=True)]
     elif type(value) in (list, tuple):
         items = [(f"[{index}]", held) for index, held in enumerate(value[:64])]
     elif _plain_object(value):
@@ -144,6 +146,8 @@ def _attribute(owner: Any, name: str) -> Any:
             if name in table:
                 return table[name]
         return _MISSING
+    if isinstance(owner, tuple) and name in getattr(owner, "_fields", ()):
+        return getattr(owner, name)
     try:
         return vars(owner).get(name, _MISSING)
     except TypeError:

@@ -64,12 +64,12 @@ class Origin:
 
 
 class Moved:
-    """One copy of a host tensor to the device."""
+    """One copy of a host tensor to the device: where, whether it was used, whether it is gone."""
 
-    __slots__ = ("place", "used")
+    __slots__ = ("gone", "place", "used")
 
     def __init__(self, place: Place) -> None:
-        self.place, self.used = place, False
+        self.place, self.used, self.gone = place, False, False
 
 
 Special = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
@@ -93,8 +93,8 @@ class Origins(TorchFunctionMode):
         # Told of each host tensor without inputs that is copied to the device, and where.
         self.on_move: Callable[[Origin, Place], None] | None = None
         self.calls = 0
-        self.arrived: dict[int, Place] = {}  # device memory to where it was copied to
-        self.batch_moves: dict[int, Place] = {}  # where a batch's first part was moved
+        self.arrived: dict[int, Stack] = {}  # device memory to where it was copied to
+        self.batch_moves: dict[int, Stack] = {}  # where a batch's first part was moved
 
     def __torch_function__(
         self,
@@ -179,20 +179,22 @@ class Origins(TorchFunctionMode):
         if self.on_move is not None and origin.roots[0] is origin and origin.batch is None:
             self.on_move(origin, stack[0])
         if origin.batch is not None:
-            self.batch_moves.setdefault(origin.batch, stack[0])
+            self.batch_moves.setdefault(origin.batch, stack)
             while len(self.batch_moves) > _BATCHES:
                 del self.batch_moves[next(iter(self.batch_moves))]
         origin.moved.append(moved)
         del origin.moved[:-4]
         self._fresh[id(out)] = moved
-        self.arrived[address(out)] = stack[0]
-        self._place(out, stack[0])
+        self.arrived[address(out)] = stack
+        self._place(out, stack[0], moved)
 
-    def _place(self, out: torch.Tensor, place: Place) -> None:
+    def _place(self, out: torch.Tensor, place: Place, moved: Moved | None = None) -> None:
         """Remember where a tensor of the device came to it."""
         key, fresh, placed = id(out), self._fresh, self._placed
 
         def forget(_: Any) -> None:
+            if moved is not None:
+                moved.gone = True
             fresh.pop(key, None)
             placed.pop(key, None)
 

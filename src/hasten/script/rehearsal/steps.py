@@ -14,12 +14,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hasten.script.rehearsal.causes import Cause, Causes
+from hasten.script.rehearsal.causes import Causes
 from hasten.script.rehearsal.collected import Collected
 from hasten.script.rehearsal.loops import Loops
 from hasten.script.rehearsal.modules import Modules
 from hasten.script.rehearsal.origins import address
 from hasten.script.rehearsal.places import Place, Stack, Territory
+from hasten.script.rehearsal.reasons import Cause
 
 _PILED = 2  # steps on gradients of earlier steps before it is told
 
@@ -46,7 +47,13 @@ class Steps:
         self._stepped: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._piled: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._emptied: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # A gradient that was there before the first backward since the step.
+        self._old: weakref.WeakKeyDictionary[Optimizer, torch.Tensor] = weakref.WeakKeyDictionary()
         self._first_backward: weakref.WeakKeyDictionary[Optimizer, Stack] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Identities of what were parameters of modules when the optimizer was made.
+        self._owned: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = (
             weakref.WeakKeyDictionary()
         )
         self._born_with_state: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -73,6 +80,7 @@ class Steps:
         def init(this: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain_init(this, *args, **kwargs)
             made.setdefault(this, stack(sys._getframe(1)))
+            self._owned.setdefault(this, frozenset(self._parameters()))
 
         def load(this: Optimizer, *args: Any, **kwargs: Any) -> Any:
             loaded[this] = stack(sys._getframe(1))
@@ -185,6 +193,8 @@ class Steps:
             gradient = next((g for g in gradients if g is not None), None)
             if gradient is None or not self._any(gradient):
                 self._emptied.add(optimizer)
+            else:
+                self._old.setdefault(optimizer, gradient)
 
     def _any(self, gradient: torch.Tensor) -> bool:
         with self._quietly(), torch.no_grad():
@@ -196,7 +206,10 @@ class Steps:
         first = self._first_backward.pop(optimizer, ())
         if not first or optimizer not in self._stepped:
             return
-        if optimizer in self._emptied:
+        old = self._old.pop(optimizer, None)
+        gradients = (p.grad for g in optimizer.param_groups for p in g["params"])
+        # Adding to a gradient changes it in place: another one was put there by the script.
+        if optimizer in self._emptied or all(gradient is not old for gradient in gradients):
             self._piled[optimizer] = 0
             return
         self._piled[optimizer] = self._piled.get(optimizer, 0) + 1
@@ -243,17 +256,22 @@ class Steps:
         if optimizer in self._running:
             self._running.remove(optimizer)
 
+    def _parameters(self) -> set[int]:
+        """Identities of the parameters of all modules."""
+        return {
+            id(parameter)
+            for module in self._modules.alive()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        }
+
     def _check_parameters(self, optimizer: Optimizer, stack: Stack) -> None:
         """Whether the optimizer holds parameters that its model has no more."""
         held = [p for group in optimizer.param_groups for p in group["params"]]
         if any(p.grad is not None for p in held) and all(p.grad is not None for p in held):
             return
-        alive: dict[int, nn.Module] = {}
-        for module in self._modules.alive():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    alive[id(parameter)] = module
-        lost = [p for p in held if p.grad is None and id(p) not in alive]
+        alive, owned = self._parameters(), self._owned.get(optimizer, frozenset())
+        lost = [p for p in held if p.grad is None and id(p) in owned and id(p) not in alive]
         if not lost:
             return
         everywhere = {
@@ -321,11 +339,17 @@ class Steps:
                 "move the model before training, or the optimizer's state with it",
                 ((place.file, place.line, "the optimizer is made here"),),
             )
+        shared, moved = self._modules.shared(made)
+        asked = shared or place
+        related = [(place.file, place.line, "the optimizer is made here")]
+        if moved is not None:
+            related.append((moved.file, moved.line, "the model is moved here"))
         return Cause(
             "HST107",
-            place.file,
-            place.line,
+            asked.file,
+            asked.line,
             f"{kind} makes its state (`{name}`) when it is built, and here the model is still on "
             "the CPU.",
             "move the model to the device before making the optimizer",
+            tuple(related),
         )

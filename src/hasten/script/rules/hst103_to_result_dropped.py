@@ -60,8 +60,8 @@ class ToResultDropped(Rule):
             related = [
                 (mix.seen.node, f"{mix.what} meets it, still on the CPU, here")
                 for mix in file.facts.mixes
-                if drop.origin is not None and mix.origin is not None
-                and (mix.origin is drop.origin or mix.origin.node is drop.origin.node)
+                if mix.origin is not None
+                and any(mix.origin.node is origin.node for origin in drop.origins)
             ]  # fmt: skip
             if drop.rebound:
                 what = (

@@ -8,6 +8,7 @@ from hasten.script.findings import Finding
 from hasten.script.flow import tables
 from hasten.script.flow.facts import Seen
 from hasten.script.flow.values import Module
+from hasten.script.rules.blame import asked_for
 from hasten.script.rules.file import File, Rule
 from hasten.script.rules.meetings import meetings
 
@@ -92,16 +93,20 @@ class ParametersUsedBeforeMove(Rule):
                 lines.add(line)
                 eager = seen.name in tables.EAGER_OPTIMIZERS
                 name = seen.name.rsplit(".", 1)[-1]
+                asked = asked_for(seen.calls, seen.node, other.calls)
                 yield self.finding(
-                    file, seen.node,
-                    f"{name} builds its state here, on the CPU; the model is moved after"
-                    " that, and the first step mixes both."
+                    file, asked if eager else seen.node,
+                    f"{name} builds its state when it is made, here on the CPU; the model is"
+                    " moved after that, and the first step mixes both."
                     if eager
                     else f"{name} is made before the model is moved; it works, since the"
                     " parameters stay the same objects.",
                     "move the model to the device before making the optimizer",
                     severity="error" if eager else "suggestion",
-                    related=[(other.node, "the model is moved here")],
+                    related=[
+                        (other.node, "the model is moved here"),
+                        (seen.node, "the optimizer is made here"),
+                    ],
                 )  # fmt: skip
 
 

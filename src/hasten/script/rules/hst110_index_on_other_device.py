@@ -54,11 +54,21 @@ class IndexOnOtherDevice(Rule):
         """Tables left on the CPU."""
         for meeting in meetings(file, self.code):
             use = meeting.mix.seen.node
+            related = [(use, "it is indexed from the device here")]
+            if meeting.origin is not None:
+                related.append((meeting.origin.node, "the table is made here"))
+            if meeting.node is use:
+                message = (
+                    f"`{file.short(use)}` indexes a table on the CPU from the device; what it"
+                    " gives is moved only after that."
+                )
+                fix = "index on the CPU: table[index.cpu()].to(device), or keep the table there"
+            else:
+                message = (
+                    f"`{file.short(meeting.node)}` is on the CPU and is indexed on line"
+                    f" {file.line(use)} by a tensor on the device."
+                )
+                fix = "keep both on one device: make it with device=device"
             yield self.finding(
-                file, meeting.node,
-                f"`{file.short(meeting.node)}` is on the CPU and is indexed on line"
-                f" {file.line(use)} by a tensor on the device.",
-                "keep both on one device: make it with device=device",
-                severity=meeting.severity,
-                related=[(use, "it is indexed from the device here")],
-            )  # fmt: skip
+                file, meeting.node, message, fix, severity=meeting.severity, related=related
+            )

@@ -70,5 +70,8 @@ class ModuleNotMoved(Rule):
                 if copied
                 else "move it with .to(device)",
                 severity=meeting.severity,
-                related=[(use, "it is used with the device here")],
+                related=[
+                    (use, "it is used with the device here"),
+                    *([(meeting.origin.node, "it is made here")] if meeting.origin else []),
+                ],
             )  # fmt: skip

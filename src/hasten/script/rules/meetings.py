@@ -19,6 +19,7 @@ from hasten.script.flow.values import (
     Seq,
     Value,
 )
+from hasten.script.rules.blame import asked_for, beside_moves, left_part, moved_too
 from hasten.script.rules.file import File
 
 
@@ -51,7 +52,7 @@ def _all(file: File) -> list[Meeting]:
     found: dict[int, Meeting] = {}
     for mix in file.facts.mixes:
         if mix.origin is not None and any(
-            _same_batch(mix.origin, d.origin) for d in dropped if d.origin
+            _same_batch(mix.origin, origin) for d in dropped for origin in d.origins
         ):
             continue  # HST103 speaks of it
         meeting = _judged(file, mix)
@@ -77,10 +78,7 @@ def _judged(file: File, mix: Mix) -> Meeting:
     if origin is None:
         return Meeting("HST115", mix, mix.seen.node, None)
     if mix.role == "weight":
-        node = mix.cpu.bound or origin.node
-        if isinstance(mix.module, Module) and mix.module.origin is not None:
-            node = mix.module.origin.node
-        return Meeting("HST108", mix, node, origin)
+        return _of_weight(mix, origin)
     if origin.kind == "copy":
         return Meeting("HST107", mix, _where_copied(file, origin), origin)
     if origin.kind == "attribute":
@@ -98,16 +96,23 @@ def _judged(file: File, mix: Mix) -> Meeting:
         if method is not None:
             return Meeting("HST119", mix, method.node, origin)
         inner = origin.inner
+        if mix.role == "index" and _moved_after(file, mix.seen.node):
+            return Meeting("HST110", mix, mix.seen.node, origin)
         if inner is not None and inner.kind == "factory":
-            return Meeting("HST110" if mix.role == "index" else "HST104", mix, inner.node, inner)
+            code = "HST110" if mix.role == "index" else "HST104"
+            return Meeting(code, mix, origin.node if moved_too(file, inner) else inner.node, inner)
         return Meeting("HST110" if mix.role == "index" else "HST115", mix, origin.node, origin)
     if mix.role == "index":
-        return Meeting("HST110", mix, mix.cpu.bound or origin.node, origin)
+        table = mix.cpu.bound or origin.node
+        moved = _moved_after(file, mix.seen.node)
+        return Meeting("HST110", mix, mix.seen.node if moved else table, origin)
     if origin.kind == "batch":
         sibling = _sibling_move(file, origin)
-        return Meeting("HST109", mix, sibling or mix.seen.node, origin, extra=sibling)
+        left = left_part(file, sibling, origin) if sibling is not None else None
+        return Meeting("HST109", mix, left or sibling or mix.seen.node, origin, extra=sibling)
     if origin.kind == "factory":
-        return Meeting("HST104", mix, origin.node, origin)
+        derived = mix.cpu.bound if moved_too(file, origin) else None
+        return Meeting("HST104", mix, derived or origin.node, origin)
     if origin.kind == "module":
         made = next(
             (
@@ -123,6 +128,26 @@ def _judged(file: File, mix: Mix) -> Meeting:
     return Meeting("HST115", mix, mix.seen.node, origin)
 
 
+def _of_weight(mix: Mix, origin: Origin) -> Meeting:
+    """Weights of a loss: where the loss is made, unless it was moved and keeps them plainly."""
+    owner = mix.module if isinstance(mix.module, Module) else origin.owner
+    if isinstance(owner, (Module, Instance)) and owner.origin is not None:
+        if origin.kind == "attribute" and "dev" in owner.extra.get("moved", {}):
+            return Meeting("HST105", mix, origin.node, origin)
+        return Meeting("HST108", mix, owner.origin.node, origin)
+    return Meeting("HST108", mix, mix.cpu.bound or origin.node, origin)
+
+
+def _moved_after(file: File, node: cst.CSTNode) -> bool:
+    """Whether what is taken from a table is moved at once: the table is meant to be on the CPU."""
+    return any(
+        isinstance(seen.node, cst.Call)
+        and isinstance(seen.node.func, cst.Attribute)
+        and seen.node.func.value is node
+        for seen in file.facts.all("tensor-move")
+    )
+
+
 def _of_module(file: File, mix: Mix, module: Module) -> Meeting:
     holder = plain_holder(file, module)
     if holder is not None:
@@ -132,7 +157,8 @@ def _of_module(file: File, mix: Mix, module: Module) -> Meeting:
     root = _root(file, module)
     if root is not None and root.origin is not None:
         origin = root.origin
-    return Meeting("HST111", mix, origin.node if origin is not None else mix.seen.node, origin)
+    node = mix.seen.node if origin is None else beside_moves(file, origin)
+    return Meeting("HST111", mix, node, origin)
 
 
 def _root(file: File, module: Module) -> Module | None:
@@ -207,11 +233,7 @@ def _own_move(owner: object) -> Function | None:
 def _where_copied(file: File, origin: Origin) -> cst.CSTNode:
     """The call, in the function that later moves the module, in which it was copied."""
     moves = [s for s in file.facts.all("move") if s.receiver is origin.owner]
-    for move in moves:
-        depth = len(move.calls)
-        if origin.calls[:depth] == move.calls and len(origin.calls) > depth:
-            return origin.calls[depth]
-    return origin.node
+    return asked_for(origin.calls, origin.node, moves[0].calls) if moves else origin.node
 
 
 def _sibling_move(file: File, origin: Origin) -> cst.CSTNode | None:
@@ -237,8 +259,7 @@ class Dropped:
     """A `.to(device)` whose result nobody keeps."""
 
     node: cst.CSTNode
-    seen: Seen
-    origin: Origin | None
+    origins: tuple[Origin, ...]  # of all that was moved here
     proven: bool
     rebound: str = ""
 
@@ -254,30 +275,43 @@ def _statements(file: File) -> list[Dropped]:
     from hasten.script.flow.values import Tensor, Unknown
 
     found = []
-    moves = {id(s.node): s for s in file.facts.of("tensor-move", "unknown-move")}
+    moves = _moves(file)
     for seen in file.facts.all("dropped"):
-        move = moves.get(id(seen.node))
-        if move is None:
+        theirs = moves.get(id(seen.node), [])
+        if not theirs:
             continue
+        move = theirs[-1]
         if isinstance(seen.result, Tensor):
             if move.data.get("from") == "dev" and move.data.get("to") == "dev":
                 continue
-            receiver = move.receiver
-            found.append(Dropped(seen.node, move, getattr(receiver, "origin", None), True))
+            found.append(Dropped(seen.node, _origins(theirs), True))
         elif (
             isinstance(seen.result, Unknown)
             and seen.result.origin is not None
             and seen.result.origin.kind in ("batch", "loop")
             and any(loop.has_backward for loop in seen.loops())
         ):
-            found.append(Dropped(seen.node, move, seen.result.origin, False))
+            found.append(Dropped(seen.node, (seen.result.origin,), False))
     return found
+
+
+def _moves(file: File) -> dict[int, list[Seen]]:
+    """The moves of tensors at each node, in the order they happened."""
+    found: dict[int, list[Seen]] = {}
+    for seen in file.facts.of("tensor-move", "unknown-move"):
+        found.setdefault(id(seen.node), []).append(seen)
+    return found
+
+
+def _origins(moves: list[Seen]) -> tuple[Origin, ...]:
+    found = (getattr(move.receiver, "origin", None) for move in moves)
+    return tuple(dict.fromkeys(origin for origin in found if origin is not None))
 
 
 def _rebound(file: File) -> list[Dropped]:
     """`for t in batch: t = t.to(device)`: the loop's own name is all that changes."""
     found = []
-    moves = {id(s.node): s for s in file.facts.of("tensor-move", "unknown-move")}
+    moves = _moves(file)
     for seen in file.facts.all("bind"):
         loops = seen.loops()
         if not loops or not isinstance(loops[-1].node, cst.For):
@@ -293,14 +327,13 @@ def _rebound(file: File) -> list[Dropped]:
         ):
             continue
         base = value.func.value
-        move = moves.get(id(value))
-        if not isinstance(base, cst.Name) or base.value != seen.name or move is None:
+        theirs = moves.get(id(value), [])
+        if not isinstance(base, cst.Name) or base.value != seen.name or not theirs:
             continue
         if _read_after(file, loop, seen.node, seen.name) or not _used_again(file, loop, loops[-1]):
             continue
-        tensor = move.kind == "tensor-move"
-        origin = getattr(move.receiver, "origin", None)
-        found.append(Dropped(value, move, origin, tensor, rebound=seen.name))
+        tensor = theirs[-1].kind == "tensor-move"
+        found.append(Dropped(value, _origins(theirs), tensor, rebound=seen.name))
     return found
 
 
