@@ -341,7 +341,7 @@ def _of_index(origin: Origin | None, here: Place) -> Cause:
         "HST110",
         here.file,
         here.line,
-        "a table on the CPU is indexed from the device, and what it gives is moved only after that.",
+        "a table on the CPU is indexed from the device, and what it gives is moved only then.",
         "index on the CPU: table[index.cpu()].to(device), or keep the table on the device",
         tuple(made),
     )
