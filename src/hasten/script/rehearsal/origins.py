@@ -93,7 +93,7 @@ class Origins(TorchFunctionMode):
         # Told of each host tensor without inputs that is copied to the device, and where.
         self.on_move: Callable[[Origin, Place], None] | None = None
         self.calls = 0
-        self.arrived: dict[int, Stack] = {}  # device memory to where it was copied to
+        self.arrived: dict[int, Stack] = {}  # device memory to where it came there
         self.batch_moves: dict[int, Stack] = {}  # where a batch's first part was moved
 
     def __torch_function__(
@@ -141,7 +141,7 @@ class Origins(TorchFunctionMode):
             elif name in _FACTORIES:
                 stack = self._territory.stack(sys._getframe(2))
                 if stack:
-                    self.arrived[address(out)] = stack[0]
+                    self.arrived[address(out)] = stack
                     self._place(out, stack[0])
             return
         if self.of(out) is not None or isinstance(out, torch.nn.Parameter):
