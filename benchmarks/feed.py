@@ -1,112 +1,252 @@
-"""Feeding 60,000 images of 28x28 from memory: Loader against a hand-written loop and DataLoader.
+"""The feed against its peers: samples/s, processor seconds, and epochs of training, in one run.
 
-Runs alternate and medians are printed with their spread, beside ratios to the hand-written
-loop of the same batch size. One process; nothing else should run on the machine.
+Contenders take turns within each round; medians over the rounds are printed, and ratios. The
+first epoch of each, which plans, compiles and starts, is shown apart. Nothing else should run on
+the machine. (b), folders of pictures, is benchmarks/feed_images.py, and runs with the others.
 
-    python benchmarks/feed.py [--repeats 5] [--threads N] [--json]
+    python benchmarks/feed.py [--rounds 3] [--only a64,c,d] [--plot benchmarks/results/feed]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
+import importlib
 import json
+import os
 import platform
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import hasten
-from hasten.feed import Loader
+from feed_cases import Case, Contender, Training, cases, missing
 
-SAMPLES = 60_000
-
-
-def by_hand(data: TensorDataset, batch_size: int) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    images, labels = data.tensors
-    order = torch.randperm(SAMPLES)
-    for start in range(0, SAMPLES, batch_size):
-        index = order[start : start + batch_size]
-        yield images.index_select(0, index), labels.index_select(0, index)
+Row = dict[str, Any]
+_QUICK_EPOCHS = 10  # of those that take milliseconds; DataLoader takes seconds
 
 
-def contenders(data: TensorDataset, batch_size: int) -> dict[str, Callable[[], Iterable[object]]]:
-    loader = Loader(data, batch_size, shuffle=True)
-    found: dict[str, Callable[[], Iterable[object]]] = {
-        "index_select by hand": lambda: by_hand(data, batch_size),
-        "hasten.Loader": lambda: loader,
-        "hasten.Loader.to(cpu)": lambda: loader.to("cpu"),
-    }
-    for workers in (0, 1, 2):
-        plain = DataLoader(data, batch_size, shuffle=True, num_workers=workers)
-        found[f"DataLoader, {workers} workers"] = lambda plain=plain: plain
-    return found
+def processor_s() -> float:
+    """Of this process and all its children, those that run included."""
+    total = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        total += used.ru_utime + used.ru_stime
+    ticks = os.sysconf("SC_CLK_TCK")
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                words = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += (int(words[11]) + int(words[12])) / ticks
+    return total
 
 
-def epoch_s(batches: Iterable[object]) -> float:
+def epoch_s(batches: Iterable[Any], step: Callable[[Any], None] | None) -> tuple[float, int]:
+    """(seconds, samples) of one epoch."""
+    samples = 0
     begin = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - begin
+    for batch in batches:
+        samples += len(batch[1])
+        if step is not None:
+            step(batch)
+    return time.perf_counter() - begin, samples
 
 
-def compare(batch_size: int, repeats: int) -> list[dict[str, object]]:
-    data = TensorDataset(
-        torch.randint(0, 256, (SAMPLES, 28, 28), dtype=torch.uint8),
-        torch.randint(0, 10, (SAMPLES,)),
+def measure(case: Case, rounds: int, *, training: bool) -> list[Row]:
+    """One row a contender, feeding alone or beside a step of training."""
+    batch_s, example = _load_batch(case)
+    step = None
+    if training:
+        wanted = None if case.step_of_load is None else case.step_of_load * batch_s
+        step = Training(case.training, example, wanted)
+    found = case.contenders()
+    times: dict[str, list[float]] = {c.name: [] for c in found}
+    used: dict[str, list[float]] = {c.name: [] for c in found}
+    bounds: list[tuple[float, float]] = []
+    samples = 0
+    try:
+        for number in range(rounds + 1):
+            if training and step is not None:
+                bounds.append(_alone(case, step, example))
+            for contender in found:
+                for _ in range(_epochs(case, contender, number)):
+                    gc.collect()
+                    before = processor_s()
+                    seconds, samples = epoch_s(contender.epoch(), step)
+                    times[contender.name].append(seconds)
+                    used[contender.name].append(processor_s() - before)
+    finally:
+        for contender in found:
+            contender.close()
+    step_s, load_s = (
+        (statistics.median(b[at] for b in bounds[1:]) for at in (0, 1)) if bounds else (0.0, 0.0)
     )
-    makers = contenders(data, batch_size)
-    times: dict[str, list[float]] = {name: [] for name in makers}
-    for _ in range(repeats + 1):
-        for name, make in makers.items():
-            # DataLoader takes seconds; the others are repeated, as a single epoch is too short.
-            rounds = 1 if name.startswith("DataLoader") else 10
-            times[name] += [epoch_s(make()) for _ in range(rounds)]
-    rows: list[dict[str, object]] = []
-    medians = {name: statistics.median(t[len(t) // (repeats + 1) :]) for name, t in times.items()}
-    for name, all_times in times.items():
-        measured = all_times[len(all_times) // (repeats + 1) :]  # the first round warms up
-        rows.append(
-            {
-                "batch_size": batch_size,
-                "feed": name,
-                "epoch_ms": medians[name] * 1e3,
-                "least_ms": min(measured) * 1e3,
-                "most_ms": max(measured) * 1e3,
-                "samples_per_s": SAMPLES / medians[name],
-                "ratio": medians[name] / medians["index_select by hand"],
-            }
-        )
+    return [
+        {
+            "case": case.key,
+            "title": case.title,
+            "training": training,
+            "name": contender.name,
+            "epoch_s": statistics.median(times[contender.name][1:]),
+            "least_s": min(times[contender.name][1:]),
+            "most_s": max(times[contender.name][1:]),
+            "first_epoch_s": times[contender.name][0],
+            "samples_per_s": samples / statistics.median(times[contender.name][1:]),
+            "cpu_s": statistics.median(used[contender.name][1:]),
+            "step_s": step_s,
+            "load_s": load_s,
+        }
+        for contender in found
+    ]
+
+
+def _epochs(case: Case, contender: Contender, number: int) -> int:
+    if number == 0:
+        return 1
+    slow = contender.name.startswith(("DataLoader", "torchdata", "SPDL"))
+    return _QUICK_EPOCHS if case.quick and not slow else 1
+
+
+def _load_batch(case: Case) -> tuple[float, Any]:
+    """(seconds, batch): what loading a batch sample by sample takes."""
+    took = []
+    batches = iter(case.inline())
+    for _ in range(4):
+        begin = time.perf_counter()
+        batch = next(batches)
+        took.append(time.perf_counter() - begin)
+    return statistics.median(took[1:]), batch
+
+
+def _alone(case: Case, step: Training, example: Any) -> tuple[float, float]:
+    """(step_s, load_s) of an epoch: the steps with a batch that is there; sample by sample."""
+    count = -(-len(case.dataset) // case.batch)
+    begin = time.perf_counter()
+    for _ in range(count):
+        step(example)
+    step_s = time.perf_counter() - begin
+    return step_s, epoch_s(case.inline(), None)[0]
+
+
+def _with_ratios(rows: list[Row]) -> list[Row]:
+    """Beside each time: of the best hand-picked DataLoader, of the loop by hand, of the bound."""
+    for row in rows:
+        mates = [r for r in rows if (r["case"], r["training"]) == (row["case"], row["training"])]
+        loaders = [r["epoch_s"] for r in mates if r["name"].startswith("DataLoader")]
+        by_hand = [r["epoch_s"] for r in mates if r["name"] == "by hand"]
+        row["of_best_dataloader"] = row["epoch_s"] / min(loaders)
+        row["of_by_hand"] = row["epoch_s"] / by_hand[0] if by_hand else None
+        bound = max(row["step_s"], row["load_s"])
+        row["of_bound"] = row["epoch_s"] / bound if bound else None
     return rows
+
+
+def show(rows: list[Row]) -> None:
+    """One table a case."""
+    last: tuple[Any, ...] = ()
+    for row in rows:
+        if (row["case"], row["training"]) != last:
+            last = (row["case"], row["training"])
+            beside = ""
+            if row["training"]:
+                beside = f": training; steps {row['step_s']:.3f} s, loading {row['load_s']:.3f} s"
+            print(f"\n{row['title']}{beside}")
+            print(
+                f"{'':<30} {'epoch s':>8} {'(least-most)':>15} {'first':>7} {'samples/s':>10} "
+                f"{'CPU s':>6} {'of best DL':>10} {'of hand':>8} {'of bound':>8}"
+            )
+        ratios = [
+            "" if row[name] is None else f"{row[name]:.2f}"
+            for name in ("of_best_dataloader", "of_by_hand", "of_bound")
+        ]
+        spread = f"({row['least_s']:.3f}-{row['most_s']:.3f})"
+        print(
+            f"{row['name']:<30} {row['epoch_s']:>8.4f} {spread:>15} {row['first_epoch_s']:>7.3f} "
+            f"{row['samples_per_s']:>10,.0f} {row['cpu_s']:>6.2f} "
+            f"{ratios[0]:>10} {ratios[1]:>8} {ratios[2]:>8}"
+        )
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """PATH.png and PATH.svg: samples/s of each contender, and epochs of training."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    groups = list(dict.fromkeys((row["case"], row["training"]) for row in rows))
+    columns = 2
+    lines = -(-len(groups) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(12, 2.6 * lines), squeeze=False)
+    for place, group in enumerate(groups):
+        axis = axes[place // columns][place % columns]
+        mates = [row for row in rows if (row["case"], row["training"]) == group][::-1]
+        colours = ["#c2410c" if row["name"].startswith("hasten") else "#94a3b8" for row in mates]
+        values = (
+            [row["epoch_s"] for row in mates]
+            if group[1]
+            else [row["samples_per_s"] for row in mates]
+        )
+        axis.barh([row["name"] for row in mates], values, color=colours)
+        if not group[1]:
+            axis.set_xscale("log")
+        axis.set_xlabel("s an epoch of training" if group[1] else "samples/s")
+        axis.set_title(mates[0]["title"], fontsize=9)
+        axis.tick_params(labelsize=7)
+        if group[1] and mates[0]["step_s"]:
+            axis.axvline(
+                max(mates[0]["step_s"], mates[0]["load_s"]), color="#334155", lw=0.8, ls="--"
+            )
+    for place in range(len(groups), lines * columns):
+        axes[place // columns][place % columns].axis("off")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for kind in ("png", "svg"):
+        figure.savefig(path.with_suffix(f".{kind}"), dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="measured, after one that warms up")
+    parser.add_argument("--only", default="", help="cases, such as a64,a1000,b,c,d,e")
+    parser.add_argument("--no-training", action="store_true", help="feed alone")
     parser.add_argument("--threads", type=int, default=0, help="of PyTorch; 0 leaves its default")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one object, last")
+    parser.add_argument("--plot", type=Path, help="write PATH.png and PATH.svg")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    rows = [row for size in (64, 1000) for row in compare(size, arguments.repeats)]
-    if arguments.json:
-        print(json.dumps(rows))
-        return
+    only = set(filter(None, arguments.only.split(",")))
     print(
         f"hasten {hasten.__version__}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {platform.machine()}, {torch.get_num_threads()} threads"
+        f"{platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, "
+        f"{torch.get_num_threads()} threads"
     )
-    print(
-        f"{'batch':>5}  {'feed':<22} {'epoch ms':>9} {'(least-most)':>17} {'samples/s':>11} ratio"
-    )
-    for row in rows:
-        spread = f"({row['least_ms']:.1f}-{row['most_ms']:.1f})"
-        print(
-            f"{row['batch_size']:>5}  {row['feed']:<22} {row['epoch_ms']:>9.1f} {spread:>17} "
-            f"{row['samples_per_s']:>11,.0f} {row['ratio']:.2f}"
-        )
+    for name in missing():
+        print(f"{name} is not installed: left out (pip install --no-deps {name})")
+    rows: list[Row] = []
+    for case in cases():
+        if only and case.key not in only:
+            continue
+        for training in (False,) if arguments.no_training else (False, True):
+            found = _with_ratios(measure(case, arguments.rounds, training=training))
+            show(found)
+            rows += found
+    images: list[Any] = []
+    if not only or "b" in only:
+        module = importlib.import_module("feed_images")
+        images = module.run(arguments.rounds)
+        module.show(images)
+    if arguments.plot is not None:
+        plot(rows, arguments.plot)
+    if arguments.json:
+        print(json.dumps({"rows": rows, "images": images}))
 
 
 if __name__ == "__main__":
