@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import queue
 import random
+import re
 import threading
 import weakref
 from collections import deque
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from hasten.feed import randomness
 from hasten.feed.order import Order
@@ -137,7 +138,7 @@ class _Thread:
     def _make(self, job: _Job) -> None:
         before = _States()
         try:
-            with _NoDraws():  # type: ignore[no-untyped-call]
+            with NoDraws():
                 made = self._maker.attempt(
                     job.epoch, job.number, job.indices, stopped=self._closed.is_set
                 )
@@ -155,16 +156,28 @@ class _DrawError(RuntimeError):
     """Raised in place of a draw from torch's global generator, which so does not happen."""
 
 
-class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In this thread, operators that draw from torch's global generator raise instead."""
+class NoDraws(TorchFunctionMode):
+    """In this thread, functions that draw from torch's global generator raise instead.
 
-    def __torch_dispatch__(
+    (A dispatch mode would see each operator, but its first use imports torch's compiler: 3 s.)
+    """
+
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and named.get("generator") is None:
-            raise _DrawError(f"{func} draws from torch's global generator")
+        name = str(getattr(func, "__name__", func))
+        if _DRAWS.match(name) and named.get("generator") is None:
+            raise _DrawError(f"{name} draws from torch's global generator")
         return func(*args, **named)
+
+
+_DRAWS = re.compile(
+    r"rand(n|int|perm|om)?_?(_like)?$|(bernoulli|normal|uniform|log_normal|exponential|cauchy|geometric"
+    r"|multinomial|poisson|binomial|rrelu)_?$|.*dropout|_sample_dirichlet|_standard_gamma|gumbel_"
+    r"|fractional_max_pool|(svd|pca)_lowrank|scaled_dot_product_attention|(rnn_tanh|rnn_relu|lstm|gru)$"
+    r"|multi_head_attention_forward"
+)
 
 
 class _States:

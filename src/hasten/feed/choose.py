@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from hasten.errors import UsageError
 from hasten.feed.measure import Measured, measure_apart
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
+from hasten.feed.reading import harmless
 from hasten.feed.samples import Maker
 from hasten.feed.tables import Table
 
@@ -30,6 +32,7 @@ _RESIDENT_SHARE = 0.25  # of the device's free memory
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
 _MOST_WORKERS = 16
+_MOST_THREADS = 8
 _MOST_AHEAD = 8  # batches a worker
 _RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WAITS = "mostly waiting"
@@ -87,7 +90,8 @@ class Planner:
         if name in ("resident", "gather"):
             return self._of_table(device, asked=True)
         if name == "threads":
-            if maker.fetch is None and (workers not in ("auto", 1) or options.iterable):
+            several = workers not in ("auto", 1)
+            if maker.fetch is None and (options.iterable or (several and not self._several)):
                 raise UsageError(
                     f'plan="threads" with several threads needs a data set with fetch(index, '
                     f"key), whose samples draw their randomness from the key alone; "
@@ -113,6 +117,13 @@ class Planner:
             return Plan(name="inline", reason="a stream, which only its author can share out")
         return self._by_cost()
 
+    @cached_property
+    def _several(self) -> bool:
+        """Several threads may ask the data set for samples at once, for all that its code says."""
+        return self._maker.fetch is not None or (
+            not hasattr(self._options.dataset, "__getitems__") and harmless(self._options.dataset)
+        )
+
     def _of_table(self, device: torch.device | None, *, asked: bool) -> Plan:
         options, table = self._options, self._table
         if table is None:
@@ -129,6 +140,14 @@ class Planner:
         size = table.rows * table.row_bytes
         memory = runtime.memory(device)
         fits = memory is not None and size < _RESIDENT_SHARE * memory.free_bytes
+        if not table.exact and asked:
+            raise UsageError(
+                f"plan={options.plan!r} on {device} would compute there what "
+                f"{type(options.dataset).__name__} computes of its tensors on the host, and might "
+                "round differently: give it as device_transform instead"
+            )
+        if not table.exact:
+            return Plan(name="gather", reason=f"{count}, which the host computes batches of")
         if asked or fits:
             room = f" of {memory.free_bytes >> 20:,} free" if memory else ""
             return Plan(
@@ -159,6 +178,12 @@ class Planner:
                 return self._threads(have, each)
             wanted = min(_MOST_WORKERS, math.ceil(have / max(cost.busy, 0.05)))
             return self._threads(self._within_memory(wanted), f"{each}, {_WAITS}")
+        if maker.fetch is None and not cost.draws and self._several:
+            if waits:
+                wanted = min(_MOST_THREADS, math.ceil(have / max(cost.busy, 0.05)))
+                return self._threads(self._within_memory(wanted), f"{each}, {_WAITS}")
+            if cost.free > 0.5 and have > 1:
+                return self._threads(have, f"{each}, which leave the interpreter's lock free")
         if maker.fetch is None and waits and not cost.draws:
             return self._threads(1, f"{each}, {_WAITS}")
         if have == 1 and not waits:
@@ -207,7 +232,7 @@ class Planner:
         return max(1, min(wanted, int(_MEMORY_SHARE * memory.free_bytes) // each))
 
     def _threads(self, count: int, reason: str) -> Plan:
-        ahead = max(2, count) if self._maker.fetch is not None else 4
+        ahead = max(2, count) if self._maker.fetch is not None or count > 1 else 4
         return Plan(name="threads", reason=reason, workers=count, prefetch_batches=ahead)
 
     def _processes(self, count: int, reason: str) -> Plan:
@@ -222,7 +247,8 @@ class Planner:
             return None
         have, cost = cores(), self._cost
         waits = cost is not None and cost.busy <= 0.5
-        alone = self._maker.fetch is None and plan.name != "processes"
+        pool = plan.name == "threads" and plan.workers > 1
+        alone = self._maker.fetch is None and plan.name != "processes" and not pool
         if alone:  # the loop's thread, or one beside it
             if cost is None or cost.opens or (have == 1 and not waits):
                 return None
@@ -332,7 +358,7 @@ def _gathering(table: Table, size: int, clock: Clock) -> float:
     took = []
     for _ in range(3):
         begin = clock()
-        table.take(rows)
+        table.batch(rows)
         took.append(clock() - begin)
     return min(took) / len(rows)
 

@@ -109,9 +109,10 @@ class Executor:
             assert table is not None
             if first.by == "device" and self._device is not None:
                 return OnDevice(table, relay, self._device)
-            return Gather(table, relay, pin=plan.pinned, clock=parts.clock)
+            read = maker if table.layout is not None else None
+            return Gather(table, relay, pin=plan.pinned, clock=parts.clock, maker=read)
         if first.by == "thread":
-            if maker.fetch is not None:
+            if maker.fetch is not None or plan.workers > 1:
                 return Threads(maker, plan, relay, report)
             return Background(maker, plan, relay, report)
         return Inline(maker, relay, report)

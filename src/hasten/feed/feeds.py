@@ -61,6 +61,10 @@ class Feeds:
         self, device: torch.device | None, ahead: Ahead | None, epoch: int, first: int
     ) -> Generator[Item, None, None]:
         """An epoch's batches, where they are wanted, from number `first` on."""
+        if self._table is not None and not self._table.holds():
+            _log.info("feed: the data set's tensors, or what it does to them, are others now")
+            self.close()
+            self._planner = self._table = None
         feed = self._feed(device)
         host = self._host(feed, epoch, first)
         given = feed.executor.place(host, ahead, epoch)

@@ -13,6 +13,7 @@ from torch.utils.data import default_collate, default_convert
 
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.compare import identical
 from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
 from hasten.feed.relay import Relay
@@ -51,17 +52,31 @@ class Gather:
     """
 
     def __init__(
-        self, table: Table, order: Order, *, pin: bool, clock: Clock = time.perf_counter
+        self,
+        table: Table,
+        order: Order,
+        *,
+        pin: bool,
+        clock: Clock = time.perf_counter,
+        maker: Maker | None = None,
     ) -> None:
+        """`maker`, where the table was found by reading code: a sample of each batch of the first
+        epoch is made in the ordinary way too, and compared.
+        """
         self._table = table
         self._order = order
         self._pin = pin
         self._clock = clock
+        self._unchecked = maker
+        self.unfit = ""
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        take = self._table.take
+        take = self._table.batch
         numbered = enumerate(self._rows(epoch, first), first)
+        if self._unchecked is not None:
+            yield from self._checked(self._unchecked, epoch, numbered)
+            return
         if self._pin:
             for number, indices in numbered:
                 yield number, take(indices, pin=True), indices
@@ -69,6 +84,20 @@ class Gather:
         yield from self._large(numbered)
         for number, indices in numbered:
             yield number, take(indices), indices
+
+    def _checked(
+        self, maker: Maker, epoch: int, numbered: Iterator[tuple[int, Indices]]
+    ) -> Generator[Item, None, None]:
+        """The first epoch. Where a sample differs, its batch is made in the ordinary way."""
+        for number, indices in numbered:
+            one = indices[number % len(indices) :][:1]
+            expected = maker.make(epoch, number, one).batch
+            if maker.uses or not identical(expected, self._table.batch(one)):
+                self.unfit = f"sample {one[0]} is not what indexing the tensors gives"
+                yield number, maker.make(epoch, number, indices).batch, indices
+                return
+            yield number, self._table.batch(indices, pin=self._pin), indices
+        self._unchecked = None
 
     def _rows(self, epoch: int, first: int) -> Iterator[Indices]:
         if _own(self._order) is not None:
@@ -85,7 +114,7 @@ class Gather:
         for number, indices in numbered:
             large = len(indices) * table.row_bytes >= _LARGE_BYTES
             begin = clock()
-            batch = table.take_in_parallel(indices) if large and alone_s else table.take(indices)
+            batch = table.batch_in_parallel(indices) if large and alone_s else table.batch(indices)
             took_s = clock() - begin
             yield number, batch, indices
             if not large or (alone_s and took_s > _SLOWER * alone_s):
@@ -110,7 +139,7 @@ class OnDevice:
         if self._resident is None or self._resident.source != self._table.versions():
             self._resident = None  # its memory is free before the new copy is made
             self._resident = self._table.on(self._device)
-        take, number, own = self._resident.take, first, _own(self._order)
+        take, number, own = self._resident.batch, first, _own(self._order)
         if own is not None:
             whole = own.indices(epoch)
             on_device = torch.from_numpy(whole).to(self._device)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
+from hasten.feed import randomness
 from hasten.feed.buffers import Array, array, tensor_of
-from hasten.feed.keys import Indices
+from hasten.feed.columns import Layout, parts_in
+from hasten.feed.compare import identical
+from hasten.feed.interpret import layout_of
+from hasten.feed.keys import Indices, permutation
+
+_TRIALS = 3
+_TRIAL_ROWS = 8
 
 
 class Table:
@@ -19,10 +27,25 @@ class Table:
     Attributes:
         rows: samples in it.
         row_bytes: bytes of one sample, all columns.
+        layout: what samples are made of the columns; None where they are tuples of them.
     """
 
-    def __init__(self, parts: list[list[torch.Tensor]], order: Indices | None = None) -> None:
-        """`order`: int64 [rows], row numbers over all parts one after the other; None for all."""
+    def __init__(
+        self,
+        parts: list[list[torch.Tensor]],
+        order: Indices | None = None,
+        *,
+        layout: Layout | None = None,
+        holds: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Columns [N, …] of each part.
+
+        Args:
+            order: int64 [rows], row numbers over all parts one after the other; None for all.
+            holds: whether the data set is still made of these tensors, in this order.
+        """
+        self.layout = layout
+        self.holds = holds
         self._parts = parts
         self._order = order
         self._arrays = [[array(c) if c.is_contiguous() else None for c in part] for part in parts]
@@ -34,6 +57,21 @@ class Table:
     def tensor_bytes(self) -> int:
         """Bytes of all the tensors below, whether their rows are used or not."""
         return sum(t.numel() * t.element_size() for part in self._parts for t in part)
+
+    @property
+    def exact(self) -> bool:
+        """Nothing is computed of the rows: a batch is the same on every device."""
+        return self.layout is None or self.layout.exact
+
+    def batch(self, indices: Indices, *, pin: bool = False) -> Any:
+        """The samples at int64 [B] indices, as the default collate function puts them together."""
+        taken = self.take(indices, pin=pin)
+        return taken if self.layout is None else self.layout.collated(taken)
+
+    def batch_in_parallel(self, indices: Indices) -> Any:
+        """What `batch` gives, by PyTorch's threads; for a table of one part."""
+        taken = self.take_in_parallel(indices)
+        return taken if self.layout is None else self.layout.collated(taken)
 
     def take(self, indices: Indices, *, pin: bool = False) -> list[torch.Tensor]:
         """The samples at int64 [B] indices: a [B, …] tensor of each column, in fresh memory.
@@ -87,7 +125,7 @@ class Table:
         if self._order is not None:
             order = torch.from_numpy(self._order)
             columns = [column.index_select(0, order) for column in columns]
-        return Resident([column.to(device) for column in columns], self.versions())
+        return Resident([column.to(device) for column in columns], self.versions(), self.layout)
 
 
 class Resident:
@@ -97,33 +135,62 @@ class Resident:
         source: the `versions` of the tensors it was copied from.
     """
 
-    def __init__(self, columns: list[torch.Tensor], source: list[tuple[int, int]]) -> None:
+    def __init__(
+        self, columns: list[torch.Tensor], source: list[tuple[int, int]], layout: Layout | None
+    ) -> None:
         self._columns = columns
+        self._layout = layout
         self.source = source
 
-    def take(self, indices: torch.Tensor) -> list[torch.Tensor]:
+    def batch(self, indices: torch.Tensor) -> Any:
         """The samples at int64 [B] indices that lie on the device."""
-        return [column.index_select(0, indices) for column in self._columns]
+        taken = [column.index_select(0, indices) for column in self._columns]
+        return taken if self._layout is None else self._layout.collated(taken)
 
 
 def recognise(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> Table | None:
     """The table behind a data set, where batching it by index gives what collating gives.
 
-    TensorDataset, and Subset, random_split and ConcatDataset of it. A few samples are compared
-    with the ordinary way; where anything differs, there is no table.
+    TensorDataset; data sets whose `__getitem__` is seen to only index tensors, arrays or lists
+    of numbers, and to do the same to each number (`columns`); Subset, random_split and
+    ConcatDataset of them. Several batches, of the first, the last, repeated and random samples,
+    are compared bit by bit with the ordinary way; where anything differs, fails or is drawn,
+    there is no table.
     """
     if collate_fn is not None and collate_fn is not default_collate:
         return None
-    parts, order = _flatten(dataset)
-    if not parts or not _alike(parts):
+    found = _flatten(dataset)
+    if found is None or not found.parts or not _alike(found.parts):
         return None
-    table = Table(parts, order)
+    table = Table(found.parts, found.order, layout=found.layout, holds=found.hold)
     if table.rows == 0 or table.rows != len(dataset):
         return None
-    trial = sorted({0, table.rows // 2, table.rows - 1})
-    expected = default_collate([dataset[index] for index in trial])
-    found = table.take(np.array(trial, dtype=np.int64))
-    return table if all(map(_identical, expected, found)) else None
+    before = randomness.save()
+    try:
+        return (
+            table if all(_agree(dataset, table, trial) for trial in _trials(table.rows)) else None
+        )
+    except Exception:  # noqa: BLE001 - iterating the ordinary way tells of it
+        return None
+    finally:
+        randomness.restore(before)
+
+
+def _trials(rows: int) -> list[Indices]:
+    """Row numbers of a few batches: the first and last, one twice, and some by chance."""
+    fixed = np.array([0, rows // 2, rows - 1, 0], dtype=np.int64)
+    shuffled = permutation(rows, 0, 0) if rows < 1 << 20 else np.arange(rows)[:: rows // 64]
+    drawn = [shuffled[n * _TRIAL_ROWS : (n + 1) * _TRIAL_ROWS] for n in range(_TRIALS)]
+    return [fixed, fixed[:1], *(trial for trial in drawn if len(trial))]
+
+
+def _agree(dataset: Any, table: Table, trial: Indices) -> bool:
+    before = randomness.save()
+    expected = default_collate([dataset[index] for index in trial.tolist()])
+    if randomness.touched(before):
+        return False
+    parallel = not table.one_part or identical(expected, table.batch_in_parallel(trial))
+    return identical(expected, table.batch(trial)) and parallel
 
 
 def _rows(column: torch.Tensor, values: Array | None, rows: Indices, pin: bool) -> torch.Tensor:
@@ -137,32 +204,103 @@ def _rows(column: torch.Tensor, values: Array | None, rows: Indices, pin: bool) 
     return target
 
 
-def _flatten(dataset: Any) -> tuple[list[list[torch.Tensor]], Indices | None]:
+@dataclass
+class _Found:
+    """Columns of each part, the order of all rows, and what must stay as it is for them."""
+
+    parts: list[list[torch.Tensor]]
+    order: Indices | None = None
+    layout: Layout | None = None
+    holds: list[Callable[[], bool]] = field(default_factory=list)
+
+    def hold(self) -> bool:
+        return all(holds() for holds in self.holds)
+
+    @property
+    def count(self) -> int:
+        return len(self.order) if self.order is not None else sum(len(p[0]) for p in self.parts)
+
+
+def _flatten(dataset: Any) -> _Found | None:
     if type(dataset) is TensorDataset:
-        return [list(dataset.tensors)], None
+        tensors = dataset.tensors
+        return _Found([list(tensors)], holds=[lambda: dataset.tensors is tensors])
     if type(dataset) is Subset:
-        parts, order = _flatten(dataset.dataset)
-        indices = np.asarray(dataset.indices)
-        if not parts or indices.ndim != 1 or indices.dtype.kind not in "iu":
-            return [], None
-        count = len(order) if order is not None else sum(len(part[0]) for part in parts)
-        if len(indices) and not (-count <= indices.min() and indices.max() < count):
-            return [], None
-        indices = np.where(indices < 0, indices + count, indices).astype(np.int64)
-        return parts, indices if order is None else order[indices]
+        return _subset(dataset)
     if type(dataset) is ConcatDataset:
-        all_parts: list[list[torch.Tensor]] = []
-        orders, start = [], 0
-        for child in dataset.datasets:
-            parts, order = _flatten(child)
-            if not parts:
-                return [], None
-            count = sum(len(part[0]) for part in parts)
-            orders.append(start + (np.arange(count) if order is None else order))
-            all_parts += parts
-            start += count
-        return all_parts, np.concatenate(orders).astype(np.int64)
-    return [], None
+        return _concatenated(dataset)
+    layout = layout_of(dataset)
+    if layout is None:
+        return None
+    columns = [part.column.rows for part in parts_in(layout.shape)]
+    count = len(dataset)
+    if any(len(column) != count for column in columns):
+        return None  # an index that counts from the end would be another one
+    return _Found([columns], layout=layout, holds=[layout.holds, lambda: len(dataset) == count])
+
+
+def _subset(dataset: Subset[Any]) -> _Found | None:
+    below, given, inner = _flatten(dataset.dataset), dataset.indices, dataset.dataset
+    indices = np.asarray(given)
+    if below is None or indices.ndim != 1 or indices.dtype.kind not in "iu":
+        return None
+    count = below.count
+    if len(indices) and not (-count <= indices.min() and indices.max() < count):
+        return None
+    rows = np.where(indices < 0, indices + count, indices).astype(np.int64)
+    order = rows if below.order is None else below.order[rows]
+    kept = list(given) if isinstance(given, list) else indices.copy()
+
+    def same() -> bool:
+        now = dataset.indices
+        if now is not given or dataset.dataset is not inner:
+            return False
+        return now == kept if isinstance(now, list) else bool(np.array_equal(np.asarray(now), kept))
+
+    return _Found(below.parts, order, below.layout, [*below.holds, same])
+
+
+def _concatenated(dataset: ConcatDataset[Any]) -> _Found | None:
+    children = list(dataset.datasets)
+    found = list(map(_flatten, children))
+    holds: list[Callable[[], bool]] = [
+        lambda: (
+            len(dataset.datasets) == len(children)
+            and all(now is was for now, was in zip(dataset.datasets, children, strict=True))
+        )
+    ]
+    parts: list[list[torch.Tensor]] = []
+    orders, start = [], 0
+    layouts = [child.layout if child is not None else None for child in found]
+    for child in found:
+        if child is None or not child.parts:
+            return None
+        rows = sum(len(part[0]) for part in child.parts)
+        orders.append(start + (np.arange(rows) if child.order is None else child.order))
+        parts += child.parts
+        holds += child.holds
+        start += rows
+    first = layouts[0]
+    if any(layout is not first for layout in layouts) and not _same_layouts(layouts):
+        return None
+    return _Found(parts, np.concatenate(orders).astype(np.int64), first, holds)
+
+
+def _same_layouts(layouts: list[Layout | None]) -> bool:
+    """All take rows in the same way, and do nothing to them."""
+    signs = {repr(_sign(layout.shape)) if layout and layout.exact else "" for layout in layouts}
+    return len(signs) == 1 and "" not in signs
+
+
+def _sign(shape: Any) -> Any:
+    parts = {id(part): f"part {part.kind}" for part in parts_in(shape)}
+    if id(shape) in parts:
+        return parts[id(shape)]
+    if isinstance(shape, dict):
+        return {key: _sign(value) for key, value in shape.items()}
+    if isinstance(shape, (tuple, list)):
+        return type(shape), [_sign(value) for value in shape]
+    return shape
 
 
 def _alike(parts: list[list[torch.Tensor]]) -> bool:
@@ -174,10 +312,3 @@ def _alike(parts: list[list[torch.Tensor]]) -> bool:
                 return False
     kinds = [[(t.dtype, t.shape[1:]) for t in part] for part in parts]
     return bool(kinds[0]) and all(kind == kinds[0] for kind in kinds)
-
-
-def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Same bits, type and layout."""
-    if a.dtype != b.dtype or a.shape != b.shape or a.stride() != b.stride():
-        return False
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

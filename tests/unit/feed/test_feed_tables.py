@@ -40,7 +40,7 @@ def test_recognised(name: str) -> None:
     indices = np.array([0, 2, 2, len(dataset) - 1])
     expected = default_collate([dataset[index] for index in indices.tolist()])
     assert same(table.take(indices), expected)
-    assert same(table.on(CPU).take(torch.from_numpy(indices)), expected)
+    assert same(table.on(CPU).batch(torch.from_numpy(indices)), expected)
     if table.one_part:
         assert same(table.take_in_parallel(indices), expected)
 
@@ -114,8 +114,8 @@ def test_large_batches_are_copied_in_parallel_only_while_that_is_faster(
 
         return timed
 
-    monkeypatch.setattr(table, "take", slow("alone", table.take))
-    monkeypatch.setattr(table, "take_in_parallel", slow("parallel", table.take_in_parallel))
+    monkeypatch.setattr(table, "batch", slow("alone", table.batch))
+    monkeypatch.setattr(table, "batch_in_parallel", slow("parallel", table.batch_in_parallel))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=0)
     list(Gather(table, order, pin=False, clock=lambda: now[0]).batches(0, 0))

@@ -1,0 +1,118 @@
+"""What samples of a data set that only indexes tensors are made of, and a batch of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+
+class NotUnderstoodError(Exception):
+    """The code does something that is not known to be the same for a batch."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Column:
+    """Rows of one tensor, array or list, as an attribute holds it.
+
+    Attributes:
+        source: the object itself.
+        rows: host tensor [N, …] over the same memory; where `source` is a list, made of it.
+        copy: of a list, as it was.
+    """
+
+    source: Any
+    rows: torch.Tensor
+    copy: list[Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A number or row of a sample: a column's row, and what is done to it, step by step."""
+
+    column: Column
+    steps: tuple[Callable[[Any], Any], ...] = ()
+    kind: type | None = None  # int, float or bool, where it was made a Python number
+
+    def then(self, step: Callable[[Any], Any]) -> Part:
+        """The same, with one more step."""
+        if self.kind is not None:
+            raise NotUnderstoodError("arithmetic on a Python number")
+        return dataclasses.replace(self, steps=(*self.steps, step))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """What the samples of a data set are.
+
+    Attributes:
+        shape: Parts in tuples, lists and dicts; constants as they are.
+        held: (how to get it, what it was) of attributes, items and globals that were looked up.
+    """
+
+    shape: Any
+    held: tuple[tuple[Callable[[], Any], Any], ...]
+
+    def holds(self) -> bool:
+        """All that was looked up is what it was; the numbers in lists too."""
+        try:
+            if not all(get() is value for get, value in self.held):
+                return False
+        except (AttributeError, NameError, ValueError, LookupError):
+            return False
+        lists = {id(p.column): p.column for p in parts_in(self.shape) if p.column.copy is not None}
+        return all(list(column.source) == column.copy for column in lists.values())
+
+    @property
+    def exact(self) -> bool:
+        """Rows are taken and at most made wider: the same on every device."""
+        return not any(part.steps for part in parts_in(self.shape))
+
+    def collated(self, taken: list[torch.Tensor]) -> Any:
+        """A batch as the default collate function makes it, of the rows of each part in order."""
+        rows = iter(taken)
+        return _collated(self.shape, rows, len(taken[0]))
+
+
+def parts_in(shape: Any) -> list[Part]:
+    """The parts of a sample, in order."""
+    if isinstance(shape, Part):
+        return [shape]
+    values = shape.values() if isinstance(shape, dict) else shape
+    return (
+        [p for v in values for p in parts_in(v)] if isinstance(shape, (tuple, list, dict)) else []
+    )
+
+
+def _collated(shape: Any, rows: Iterator[torch.Tensor], count: int) -> Any:
+    if isinstance(shape, Part):
+        found = next(rows)
+        for step in shape.steps:
+            found = step(found)
+        return found if shape.kind is None else found.to(_NUMBERS[shape.kind])
+    if isinstance(shape, dict):
+        return {key: _collated(value, rows, count) for key, value in shape.items()}
+    if isinstance(shape, tuple) and hasattr(shape, "_fields"):
+        return type(shape)(*(_collated(value, rows, count) for value in shape))
+    if isinstance(shape, (tuple, list)):
+        return [_collated(value, rows, count) for value in shape]
+    return default_collate([shape] * count)
+
+
+_NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.bool}
+
+
+def is_sample(shape: Any) -> bool:
+    """Whether it has parts, and nothing that no sample should hold."""
+    return bool(parts_in(shape)) and not _odd(shape)
+
+
+def _odd(shape: Any) -> bool:
+    if isinstance(shape, (tuple, list)):
+        return any(map(_odd, shape))
+    if isinstance(shape, dict):
+        return any(map(_odd, shape.values()))
+    return not isinstance(shape, (Part, int, float, str, bytes))
