@@ -19,7 +19,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -28,6 +28,7 @@ import torch
 
 from hasten.errors import CheckpointError, UsageError
 from hasten.train import atomic, manifest, unpickle
+from hasten.train.buffers import HostBuffers
 from hasten.train.manifest import MODEL, TRAINING, Manifest
 
 BEST = "best.json"
@@ -46,6 +47,18 @@ class Saved:
     """Optimizer, scheduler, scaler, random states, position in the data; empty if not asked for."""
     meta: dict[str, Any]
     """What the saver said, with ``step`` and ``epoch``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A checkpoint that is ready to be written."""
+
+    parts: dict[str, Any]
+    """What each file is to hold, its tensors on the host."""
+    head: dict[str, Any]
+    """All of the manifest but its files."""
+    copies_made: Callable[[], None]
+    """Waits for the tensors to have arrived on the host."""
 
 
 def name_of(step: int) -> str:
@@ -74,21 +87,62 @@ def save(
             as it was), or ``training`` holds a value that could not be loaded safely.
         UsageError: ``meta`` has no step or is no JSON.
     """
-    folder = Path(folder)
+    write(folder, prepare(model=model, training=training, meta=meta))
+
+
+def prepare(
+    *,
+    model: Mapping[str, Any],
+    training: Mapping[str, Any],
+    meta: dict[str, Any],
+    buffers: HostBuffers | None = None,
+) -> Prepared:
+    """Check and collect what :func:`write` is to write.
+
+    Args:
+        model: see :func:`save`.
+        training: see :func:`save`.
+        meta: see :func:`save`.
+        buffers: where the tensors are copied, so that they may change before they are written;
+            without, what lies on the host is not copied and must stay as it is until then.
+
+    Raises:
+        CheckpointError: see :func:`save`.
+        UsageError: see :func:`save`.
+        RuntimeError: the host has no memory for copies.
+    """
     memo: dict[Any, torch.Tensor] = {}
-    parts = {
-        MODEL: unpickle.to_host(_as_dict(model), "model", memo),
-        TRAINING: unpickle.to_host(_as_dict(training), "training", memo),
-    }
     head = manifest.head(meta)
+    copied = None if buffers is None else buffers.copy
+    if buffers is not None:
+        buffers.begin()
+    parts = {
+        MODEL: unpickle.to_host(_as_dict(model), "model", memo, copied),
+        TRAINING: unpickle.to_host(_as_dict(training), "training", memo, copied),
+    }
+    if buffers is not None:
+        buffers.end()
+    return Prepared(parts=parts, head=head, copies_made=buffers.wait if buffers else lambda: None)
+
+
+def write(folder: str | Path, prepared: Prepared) -> None:
+    """Write what was prepared; at no instant is there half of a checkpoint at ``folder``.
+
+    Raises:
+        CheckpointError: see :func:`save`.
+    """
+    folder = Path(folder)
+    prepared.copies_made()
     try:
         folder.parent.mkdir(exist_ok=True)
         atomic.clean(folder.parent)
         with atomic.new_folder(folder) as temporary:
             files = {}
-            for name, value in parts.items():
+            for name, value in prepared.parts.items():
                 files[name] = _write_torch(temporary / name, value)
-            _write_bytes(temporary / manifest.NAME, manifest.render(head | {"files": files}))
+            _write_bytes(
+                temporary / manifest.NAME, manifest.render(prepared.head | {"files": files})
+            )
     except OSError as error:
         raise manifest.failure("save", folder, error) from error
 

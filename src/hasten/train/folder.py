@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hasten.devices import runtime
 from hasten.errors import CheckpointError, HastenError, UsageError
+from hasten.observe import log
 from hasten.observe.log import RunLog
+from hasten.observe.records import AnyRecord
 from hasten.train import atomic, checkpoint
+from hasten.train.background import Background
+from hasten.train.buffers import HostBuffers
+from hasten.train.lock import FolderLock
 from hasten.train.settings import RunSettings
 
 CONFIG = "config.json"
@@ -19,29 +27,49 @@ CONFIG = "config.json"
 class RunFolder:
     """An open run folder.
 
+    What cannot be written does not end the training: a failed checkpoint is told and the next one
+    tries again, lines of the log wait, and a folder that was removed is made again.
+
     Args:
         path: made if it is not there.
         settings: of the run; ``resume`` decides whether a run that is there already is gone on
             with or refused.
+        say: tells a person.
         ours: whether the run that is there is this very one, opened before.
 
     Raises:
-        UsageError: the folder holds a run and ``resume`` is not set, or the path is a file.
-        HastenError: the folder cannot be made or written.
+        UsageError: the folder holds a run and ``resume`` is not set, a run is under way in it, or
+            the path is a file.
+        HastenError: the folder cannot be made or written, or a link in it leads out of it.
     """
 
-    def __init__(self, path: Path, settings: RunSettings, *, ours: bool = False) -> None:
+    def __init__(
+        self, path: Path, settings: RunSettings, say: Callable[[str], None], *, ours: bool = False
+    ) -> None:
         self.path = path
         self.checkpoints = path / checkpoint.FOLDER
         self.last_saved: Path | None = None
-        self._settings = settings
+        self._settings, self._say = settings, say
+        self._config: dict[str, Any] | None = None
+        self._background = Background("hasten-checkpoint")
+        self._buffers = HostBuffers()
+        self._best_under_way = False
+        self._unlogged: deque[AnyRecord] = deque()
+        self._log_failed = False
         if not (settings.resume or ours):
             refuse_run(path)
+        _make(path)
+        self._lock = FolderLock(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise HastenError(f"cannot make the run's folder {path}: {error.strerror}") from error
-        self.log = RunLog(path)
+            if not self._lock.works:
+                say(f"{path} is on a file system without locks: let no second run into it")
+            if not (settings.resume or ours):
+                refuse_run(path)  # one may have come and gone before we had the lock
+            _refuse_links(path)
+            self.log = RunLog(path)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +80,19 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.log.close()
+        try:
+            self._background.wait()
+            failed = self._background.take_error()
+            if failed is not None:
+                self._say(f"{failed}")
+            self._write_log()
+            if self._unlogged:
+                self._say(f"{len(self._unlogged)} lines of {self.log.path} could not be written")
+        finally:
+            self.log.close()
+            if not self._background.busy:  # a Ctrl-C may have ended the waiting: it still reads
+                self._buffers.release()
+            self._lock.release()
 
     def write_config(self, content: dict[str, Any]) -> None:
         """Write ``config.json``.
@@ -60,7 +100,13 @@ class RunFolder:
         Raises:
             HastenError: it cannot be written.
         """
+        self._config = content
         write_json(self.path / CONFIG, content)
+
+    def record(self, record: AnyRecord) -> None:
+        """Put a record into the log; where that cannot be written it is told once, and waits."""
+        self._unlogged.append(record)
+        self._write_log()
 
     def newest(self, say: Callable[[str], None]) -> checkpoint.Saved | None:
         """The newest whole checkpoint, loaded to the host; None where there is nothing to resume.
@@ -80,20 +126,62 @@ class RunFolder:
         self.last_saved = found
         return checkpoint.load(found, map_location="cpu")
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._background.busy
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        self._background.wait()
+
+    def take_failure(self) -> tuple[CheckpointError, bool] | None:
+        """Why the last checkpoint could not be written, once, and whether it was the best.
+
+        Raises:
+            BaseException: what is no failure of a disk, and nobody expects.
+        """
+        error = self._background.take_error()
+        if error is None:
+            return None
+        if not isinstance(error, CheckpointError):
+            raise error
+        return error, self._best_under_way
+
     def save(
-        self, model: dict[str, Any], training: dict[str, Any], meta: dict[str, Any], *, best: bool
+        self,
+        model: dict[str, Any],
+        training: dict[str, Any],
+        meta: dict[str, Any],
+        *,
+        best: bool,
+        wait: bool,
     ) -> Path:
         """Write a checkpoint, mark it if it is the best, and remove those no longer kept.
+
+        The one before is waited for.
+
+        Args:
+            model: see :func:`hasten.train.checkpoint.save`.
+            training: see there.
+            meta: see there.
+            best: whether to mark it.
+            wait: False copies the tensors and writes them in the background;
+                :meth:`take_failure` tells whether that failed.
 
         Raises:
             CheckpointError: it cannot be written; earlier ones are as they were.
         """
+        self.settle()
+        self._be_there()
         path = self.checkpoints / checkpoint.name_of(meta["step"])
-        checkpoint.save(path, model=model, training=training, meta=meta)
-        self.last_saved = path
-        if best:
-            self.mark_best(path)
-        checkpoint.prune(self.checkpoints, self._settings.keep)
+        parts: Any = {"model": model, "training": training, "meta": meta}
+        prepared = None if wait else self._copied(parts)
+        if prepared is None:
+            self._write(path, checkpoint.prepare(**parts), best)
+        else:
+            self._best_under_way = best
+            self._background.start(partial(self._write, path, prepared, best))
         return path
 
     def mark_best(self, path: Path) -> None:
@@ -103,6 +191,66 @@ class RunFolder:
             CheckpointError: the mark cannot be written.
         """
         checkpoint.mark_best(self.checkpoints, path)
+
+    def _write(self, path: Path, prepared: checkpoint.Prepared, best: bool) -> None:
+        checkpoint.write(path, prepared)
+        self.last_saved = path
+        if best:
+            self.mark_best(path)
+        checkpoint.prune(self.checkpoints, self._settings.keep)
+
+    def _copied(self, parts: dict[str, Any]) -> checkpoint.Prepared | None:
+        """The checkpoint with its tensors copied; None where the host has no memory for that."""
+        try:
+            return checkpoint.prepare(**parts, buffers=self._buffers)
+        except (RuntimeError, MemoryError) as error:
+            if not runtime.is_out_of_memory(error):
+                raise
+            self._buffers.release()
+            return None
+
+    def _be_there(self) -> None:
+        """Make the folder again if it was removed under the run.
+
+        Raises:
+            CheckpointError: that cannot be done.
+            UsageError: another run has taken the folder.
+        """
+        if self._lock.in_place:
+            return
+        gone = not self.path.is_dir()
+        try:
+            _make(self.path)
+            self._lock.release()
+            self._lock = FolderLock(self.path)
+            if gone and self._config is not None:
+                self._say(
+                    f"{self.path} was removed under the run, with the checkpoints in it: it is"
+                    " made again"
+                )
+                self.write_config(self._config)
+        except UsageError:
+            raise
+        except HastenError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _write_log(self) -> None:
+        try:
+            if self._log_failed:
+                self._be_there()
+                self.log.close()
+                self.log = RunLog(self.path)
+            while self._unlogged:
+                self.log.append(self._unlogged[0])
+                self._unlogged.popleft()
+        except UsageError:
+            raise
+        except HastenError as error:
+            if not self._log_failed:
+                self._say(f"{error}. Training goes on, and the log's lines wait")
+            self._log_failed = True
+        else:
+            self._log_failed = False
 
 
 def refuse_run(path: Path) -> None:
@@ -115,6 +263,27 @@ def refuse_run(path: Path) -> None:
         raise UsageError(f"{path} is a file; a run needs a folder: give another name")
     if holds_run(path):
         raise UsageError(f"{path} holds a run already; go on with it (resume) or give another name")
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HastenError(f"cannot make the run's folder {path}: {error.strerror}") from error
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse links where a run writes: they could lead anywhere.
+
+    Raises:
+        HastenError: there is one; names it.
+    """
+    for name in (checkpoint.FOLDER, CONFIG, log.NAME):
+        if (path / name).is_symlink():
+            raise HastenError(
+                f"{path / name} is a symbolic link, and could lead out of the run's folder: put"
+                " what it leads to in its place (the run's folder itself may be a link)"
+            )
 
 
 def holds_run(path: Path) -> bool:

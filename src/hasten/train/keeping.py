@@ -96,6 +96,8 @@ class Keeper:
         self.history: list[EpochRecord] = []
         self.best: tuple[float, int] | None = None
         """The best value of what is watched, larger is better, and its step."""
+        self._best_before: tuple[float, int] | None = None
+        self._best_lost = False
         self.resumed_from: Path | None = None
         self.last_batch: Any = None
         """The batch being trained on, or the last one that was."""
@@ -170,8 +172,12 @@ class Keeper:
 
     @property
     def last_good(self) -> Path | None:
-        """The newest checkpoint that this run made or was resumed from."""
-        return self._writer.last_saved if self._writer is not None else None
+        """The newest checkpoint that this run made or was resumed from; one that is being written
+        is waited for."""
+        if self._writer is None:
+            return None
+        self._writer.settle()
+        return self._writer.last_saved
 
     @property
     def began(self) -> bool:
@@ -220,7 +226,7 @@ class Keeper:
             if self.folder is not None:
                 folder, settings = self.folder, self.settings
                 self._writer = self.world.by_main(
-                    lambda: stack.enter_context(RunFolder(folder, settings, ours=again))
+                    lambda: stack.enter_context(RunFolder(folder, settings, self.say, ours=again))
                 )
                 stack.callback(self._release)
                 self._saving = True
@@ -278,16 +284,21 @@ class Keeper:
         self.say(epoch_line(record, total))
         for source in self.sources:
             source.batches_done = 0
+        self._settle()  # whether the best so far is on the disk decides what the best is now
         best = self._note_best(record)
         every = self._every.epochs or 1
         if best or self.epoch % every == 0 or self.epoch == total:
-            self._write_checkpoint(best=best)
+            self._write_checkpoint(best=best, wait=self.epoch == total)
         self._signals.received = self.world.most([self._signals.received or 0])[0] or None
         if self._signals.received is not None and self.epoch < total:
             self._stop()
 
-    def save(self) -> Path | None:
+    def save(self, *, wait: bool = True) -> Path | None:
         """Save a checkpoint now; between steps, or in a loop's body after its step.
+
+        Args:
+            wait: False copies what is to be saved and writes it in the background: whether that
+                failed is said at a later step.
 
         Returns:
             Its folder; None for a run without one.
@@ -309,18 +320,41 @@ class Keeper:
         self._check_loss()
         self._check_weights()
         self.spent = self._spent_by_now()
-        return self._write_checkpoint()
+        return self._write_checkpoint(wait=wait)
 
-    def _write_checkpoint(self, *, best: bool = False) -> Path | None:
+    def _write_checkpoint(self, *, best: bool = False, wait: bool) -> Path | None:
         if not self._saving:
             return None
+        self._settle()
         content, writer = states.gather(self), self._writer
         path = self.world.first(
-            self.world.by_main(lambda: writer.save(*content, best=best) if writer else None)
+            self.world.by_main(
+                lambda: writer.save(*content, best=best, wait=wait) if writer else None
+            )
         )
         self._saved_step, self._saved_s = self.global_step, self.settings.clock()
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
         return path
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint under way; all processes come here."""
+        if not self._saving:
+            return
+        self.world.by_main(self._tell_failed_save)
+        if self.world.any(self._best_lost):
+            self.best = self._best_before  # no checkpoint holds the other
+        self._best_lost = False
+
+    def _tell_failed_save(self, *, wait: bool = True) -> None:
+        if self._writer is None:
+            return
+        if wait:
+            self._writer.settle()
+        failure = self._writer.take_failure()
+        if failure is not None:
+            error, self._best_lost = failure
+            self.say(f"{error}. Training goes on, and the next checkpoint is tried when it is due")
+            self._emit_event("checkpoint-failed", str(error))
 
     @property
     def _between_steps(self) -> bool:
@@ -390,10 +424,13 @@ class Keeper:
         if self.epoch >= self.planned_epochs:
             where = f"{self.epoch} epochs done, step {self.global_step}"
         self.say(f"Resumed from {saved.path} ({where})")
+        self._emit_event("resumed", str(saved.path))
+
+    def _emit_event(self, name: str, message: str) -> None:
         self._emit(
             EventRecord(
-                name="resumed",
-                message=str(saved.path),
+                name=name,
+                message=message,
                 epoch=self.epoch,
                 step=self.global_step,
                 seconds=self.elapsed_s,
@@ -402,7 +439,7 @@ class Keeper:
 
     def _emit(self, record: StepRecord | EpochRecord | EventRecord) -> None:
         if self._writer is not None:
-            self._writer.log.append(record)
+            self._writer.record(record)
         for sink in self.settings.sinks if self.world.is_main else ():
             sink.write(record)
 
@@ -439,7 +476,7 @@ class Keeper:
             return False
         if self.best is not None and not value > self.best[0]:
             return False
-        self.best = (value, self.global_step)
+        self.best, self._best_before = (value, self.global_step), self.best
         return True
 
     def _spent_by_now(self) -> Spent:

@@ -398,9 +398,12 @@ class Run(Keeper):
             return  # gradients are half accumulated: not a place to stop at
         if self._signals.received is not None:
             self._stop()
+        if not self._can_begin_saving and self._every.steps is None:
+            return
+        self._tell_failed_save(wait=False)
         steps, seconds = self.global_step - self._saved_step, now - self._saved_s
         if self._every.due(steps=steps, seconds=seconds):
-            self.save()
+            self.save(wait=False)
 
     def _look_together(self, source: Source, samples: int) -> None:
         """The same where other processes have to do it at the same step."""
@@ -411,7 +414,7 @@ class Run(Keeper):
             seconds = now - self._saved_s
             agreed = self._agreement.reach(
                 signal=self._signals.received or 0,
-                save=self._every.seconds is not None and seconds >= self._every.seconds,
+                save=self._can_begin_saving and self._every.due(steps=0, seconds=seconds),
                 bad=self._bad is not None,
             )
             if agreed.bad:
@@ -423,7 +426,13 @@ class Run(Keeper):
             self._signals.received = agreed.signal
             self._stop()
         if agreed.save or self.global_step >= self._save_at_step:
-            self.save()
+            self.save(wait=False)
+
+    @property
+    def _can_begin_saving(self) -> bool:
+        """Minutes may become a few more, where a checkpoint is still being written: training does
+        not wait for the disk."""
+        return self._writer is not None and not self._writer.busy
 
     def _show(self, source: Source, samples: int, now: float) -> None:
         self._next_look_s = now + _LOOK_EVERY_S

@@ -6,11 +6,12 @@ import pickle
 import re
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 import torch
 
+from hasten.devices import runtime
 from hasten.errors import CheckpointError
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -19,14 +20,22 @@ _FORBIDDEN = re.compile(r"GLOBAL (\S+)")
 _REASON = re.compile(r"WeightsUnpickler error:\s*(.+)")
 
 
-def to_host(value: Any, path: str, memo: dict[Any, torch.Tensor] | None = None) -> Any:
-    """Copy a nest of plain values with every tensor in host memory, detached.
+def to_host(
+    value: Any,
+    path: str,
+    memo: dict[Any, torch.Tensor] | None = None,
+    copied: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Any:
+    """Take a nest of plain values with every tensor in host memory, detached.
 
     Tensors that are one in memory stay one, so that tied weights are written once.
 
     Args:
         value: dict, list, tuple, str, int, float, bool, None and tensors, in any nesting.
         path: how a message names ``value`` (``training``).
+        memo: tensors taken so far, where several nests may hold the same ones.
+        copied: makes the host's copy of a strided tensor; by default one that is on the host
+            already is taken as it is.
 
     Raises:
         CheckpointError: a value of another type, which could be saved but not be loaded without
@@ -37,23 +46,23 @@ def to_host(value: Any, path: str, memo: dict[Any, torch.Tensor] | None = None) 
     if kind in _SCALARS:
         return value
     if kind in (torch.Tensor, torch.nn.Parameter):
-        return _tensor_to_host(value, memo)
+        return _tensor_to_host(value, memo, copied)
     if kind in _MAPPINGS:
         for key in value:
             if type(key) not in _SCALARS:
                 raise CheckpointError(
                     f"{path} has a key of type {_type_name(key)}; keys must be strings or numbers"
                 )
-        copy = {key: to_host(item, f"{path}[{key!r}]", memo) for key, item in value.items()}
+        copy = {key: to_host(item, f"{path}[{key!r}]", memo, copied) for key, item in value.items()}
         if kind is dict:
             return copy
         rebuilt = kind(copy)
         versions = getattr(value, "_metadata", None)  # of a state_dict, which modules convert by
         if versions is not None:
-            cast(Any, rebuilt)._metadata = to_host(versions, f"{path}._metadata", memo)
+            cast(Any, rebuilt)._metadata = to_host(versions, f"{path}._metadata", memo, copied)
         return rebuilt
     if kind in (list, tuple, torch.Size):
-        items = [to_host(item, f"{path}[{i}]", memo) for i, item in enumerate(value)]
+        items = [to_host(item, f"{path}[{i}]", memo, copied) for i, item in enumerate(value)]
         return items if kind is list else tuple(items)
     raise CheckpointError(
         f"{path}: {_type_name(value)} cannot go into a checkpoint, because loading it would run "
@@ -108,9 +117,14 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             stack.extend(item)
 
 
-def _tensor_to_host(tensor: torch.Tensor, memo: dict[Any, torch.Tensor]) -> torch.Tensor:
-    if tensor.layout is not torch.strided:
-        return tensor.detach().cpu()
+def _tensor_to_host(
+    tensor: torch.Tensor,
+    memo: dict[Any, torch.Tensor],
+    copied: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        host = tensor.detach().cpu()
+        return host.clone() if copied is not None and runtime.is_host(tensor.device) else host
     # The original is kept in the memo's value's key through its storage only while `value` lives,
     # which the caller guarantees for the call, so that addresses are not reused.
     key = (
@@ -122,7 +136,7 @@ def _tensor_to_host(tensor: torch.Tensor, memo: dict[Any, torch.Tensor]) -> torc
         tensor.dtype,
     )
     if key not in memo:
-        host = tensor.detach().cpu()
+        host = tensor.detach().cpu() if copied is None else copied(tensor.detach())
         if _storage_bytes(host) > host.numel() * host.element_size():
             host = host.clone()  # a view: torch.save would write all that it looks into
         memo[key] = host

@@ -27,6 +27,7 @@ from hasten.train import world as worlds
 from hasten.train.checkpoint import FOLDER
 from hasten.train.folder import CONFIG, refuse_run
 from hasten.train.keeping import device_line
+from hasten.train.lock import refuse_living
 from hasten.train.seed import seed_everything
 from hasten.train.settings import RunSettings, Sink
 from hasten.vision import data as image_data
@@ -207,8 +208,8 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
     world = worlds.join(device)
     around.say(device_line(device))
     folder = around.folder
-    if folder is not None and not around.resume:
-        world.by_main(lambda: refuse_run(folder))
+    if folder is not None:
+        world.by_main(lambda: _refuse_folder(folder, around.resume))
     data = data or world.local_first(lambda: load_data(settings, around.say))
     around.say(f"Data: {data.describe()}")
     seed_everything(settings.seed, torch.device("cpu"))  # the weights' initial values too
@@ -228,6 +229,12 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
     }
     with _explained(settings.model):
         return _fitted(model, settings, around, data, config)
+
+
+def _refuse_folder(folder: Path, resume: bool) -> None:
+    refuse_living(folder)
+    if not resume:
+        refuse_run(folder)
 
 
 @contextmanager

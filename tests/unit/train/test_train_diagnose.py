@@ -360,3 +360,15 @@ def test_a_stopped_run_can_be_gone_on_with(tmp_path: Path):
     again = trainer(folder=tmp_path / "run", resume=True)  # from the beginning: none was saved
     again.fit(ordered(points()), epochs=1)
     assert_same(state(again.model), state(whole.model))
+
+
+def test_weights_are_told_by_name_and_large_ones_are_no_broken_ones() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].weight.fill_(3e38)  # their sum overflows
+        assert diagnose.non_finite_weights([model]) == []
+        model[1].bias[2] = math.inf
+        model[2].weight[0] = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
+        model[0].bias[0] = math.nan
+        model[0].bias.requires_grad_(False)
+    assert diagnose.non_finite_weights([model]) == ["1.bias", "2.weight"]

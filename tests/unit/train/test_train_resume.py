@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -36,7 +37,7 @@ from train_helpers import (
 )
 
 import hasten
-from hasten.errors import CheckpointError, DataError, HastenError, Interrupted, UsageError
+from hasten.errors import CheckpointError, DataError, Interrupted, UsageError
 from hasten.train import checkpoint
 
 EPOCHS = 3
@@ -527,13 +528,13 @@ def test_checkpoints_come_as_often_as_asked_for(
     tmp_path: Path, every: str, steps: set[int], monkeypatch: pytest.MonkeyPatch
 ):
     made: list[int] = []
-    save = checkpoint.save
+    write = checkpoint.write
 
-    def watched(folder: Path, **parts: Any) -> None:
-        made.append(parts["meta"]["step"])
-        save(folder, **parts)
+    def watched(folder: Path, prepared: checkpoint.Prepared) -> None:
+        made.append(prepared.head["step"])
+        write(folder, prepared)
 
-    monkeypatch.setattr(checkpoint, "save", watched)
+    monkeypatch.setattr(checkpoint, "write", watched)
     run = hasten.Run(**QUIET, folder=tmp_path / "run", checkpoint_every=every)
     model = mlp()
     optimizer = sgd(model.parameters())
@@ -560,6 +561,8 @@ def test_checkpoints_by_the_clock(tmp_path: Path):
     class Slow(Hook):
         def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             now[0] += 250.0
+            assert training.run is not None
+            _ = training.run.last_good  # waits for a checkpoint under way: one is due only after
             return super().__call__(outputs, labels)
 
     training.loss = Slow(-1, noop)
@@ -613,8 +616,6 @@ def test_kill_9_at_any_step_loses_nothing(tmp_path: Path):
 def test_a_full_disk_is_said_and_loses_nothing_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    import errno
-
     whole = run_once(tmp_path / "whole", loader)
     write = checkpoint._write_torch
     calls = [0]
@@ -627,22 +628,101 @@ def test_a_full_disk_is_said_and_loses_nothing_earlier(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_write_torch", full)
-        with pytest.raises(CheckpointError, match="step-00000010: No space left"):
-            run_once(tmp_path / "run", loader)
+        stream, options = told()
+        with pytest.raises(CheckpointError, match="step-00000015: No space left"):
+            run_once(tmp_path / "run", loader, **options)  # the last one: nothing comes after it
+        assert "step-00000010: No space left on device (free some space)" in stream.getvalue()
+        assert "Training goes on" in stream.getvalue()
     assert names(tmp_path / "run") == {"step-00000005"}
     resumed = run_once(tmp_path / "run", loader, resume=True)
     assert_same(resumed[0], whole[0])
     assert resumed[2] == whole[2]
 
 
-def test_a_folder_removed_under_the_run_is_said(tmp_path: Path):
+def test_a_disk_that_has_room_again_ends_as_one_that_always_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = run_once(tmp_path / "whole", loader)
+    write, calls = checkpoint._write_torch, [0]
+
+    def full_for_a_while(path: Path, value: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:  # of the first checkpoint, which is the best so far
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, value)
+
+    monkeypatch.setattr(checkpoint, "_write_torch", full_for_a_while)
+    run = run_once(tmp_path / "run", loader)
+    assert_same(run[0], whole[0])
+    assert run[1:3] == whole[1:3]
+    best = checkpoint.find(tmp_path / "run", "best")
+    assert checkpoint.load(best, map_location="cpu").meta["best"][1] == int(best.name[5:])
+
+
+def test_a_best_that_could_not_be_written_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write = checkpoint._write_torch
+
+    def full(path: Path, value: Any) -> Any:
+        if "step-00000010" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, value)
+
+    monkeypatch.setattr(checkpoint, "_write_torch", full)
+    run = hasten.Run(**QUIET, folder=tmp_path / "run")
+    model = mlp()
+    run.prepare(model, optimizer := sgd(model.parameters()))
+    accuracies = iter([0.5, 0.9, 0.7])
+    for _ in run.epochs(3):
+        for data, labels in run.batches(loader()):
+            run.backward(nn.functional.cross_entropy(model(data), labels))
+            run.step(optimizer)
+        run.log(val_accuracy=next(accuracies))
+    assert run.best == (0.7, 15)
+    assert checkpoint.find(tmp_path / "run", "best").name == "step-00000015"
+
+
+def test_a_folder_removed_under_the_run_is_made_again(tmp_path: Path):
+    import shutil
+
+    whole = run_once(tmp_path / "whole", loader)
+    folder = tmp_path / "run"
+    stream, options = told(log_every=1)
+
+    def remove() -> None:
+        assert training.run is not None
+        assert training.run.last_good is not None  # nothing is being written into it
+        shutil.rmtree(folder)
+
+    model = mlp(dropout=0.5)
+    training = trainer(model, loss=Hook(CALLS + 2, remove), folder=folder, **options)
+    val = DataLoader(points(20, 5), batch_size=8, shuffle=True)
+    result = training.fit(loader(), val, epochs=EPOCHS)
+    assert_same(state(model), whole[0])
+    assert f"{folder} was removed under the run" in stream.getvalue()
+    assert stream.getvalue().count("metrics.jsonl: No such file") == 1
+    assert_same(saved(folder).model, whole[0])
+    assert (folder / "config.json").is_file()
+    steps = [line["step"] for line in logged(folder) if line["kind"] == "step"]
+    assert steps == list(range(8, 16))
+    assert result.report is not None
+    assert result.report.is_file()
+
+
+def test_checkpoints_removed_under_the_run_are_made_again(tmp_path: Path):
     import shutil
 
     folder = tmp_path / "run"
-    training = trainer(loss=Hook(7, lambda: shutil.rmtree(folder)), folder=folder, log_every=1)
-    with pytest.raises(HastenError, match=r"metrics\.jsonl.*removed or moved") as error:
-        training.fit(loader(), epochs=2)
-    assert any("report" in note for note in getattr(error.value, "__notes__", []))
+
+    def remove() -> None:
+        assert training.run is not None
+        assert training.run.last_good is not None
+        shutil.rmtree(folder / "checkpoints")
+
+    training = trainer(loss=Hook(7, remove), folder=folder)
+    training.fit(loader(), epochs=2)
+    assert names(folder) == {"step-00000010"}
 
 
 def test_a_schedule_is_not_gone_beyond(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Two runs in one folder are refused; a dead one's lock is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from train_helpers import Hook, loader, trainer
+
+from hasten.errors import HastenError, UsageError
+from hasten.train.lock import NAME, FolderLock, refuse_living
+
+_HOLDER = """
+import sys, time, pathlib
+from hasten.train.lock import FolderLock
+lock = FolderLock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(120)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", _HOLDER, str(folder)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    process = holder(tmp_path)
+    try:
+        for take in (FolderLock, refuse_living):
+            with pytest.raises(UsageError, match=f"under way in {tmp_path} .process {process.pid}"):
+                take(tmp_path)
+    finally:
+        end(process)
+    refuse_living(tmp_path)
+    assert (tmp_path / NAME).exists()  # left by the kill
+    with FolderLock(tmp_path):
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / NAME).exists()
+
+
+def test_a_second_run_of_the_same_process_is_refused(tmp_path: Path) -> None:
+    with FolderLock(tmp_path), pytest.raises(UsageError, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path)
+    FolderLock(tmp_path).release()
+
+
+def test_a_forked_worker_does_not_hold_it_on(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys, time\n"
+        "from hasten.train.lock import FolderLock\n"
+        "lock = FolderLock(pathlib.Path(sys.argv[1]))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.close(1)\n"
+        "    time.sleep(120)\n"
+        "time.sleep(0.2)\n"
+        "print(child, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=False
+    )
+    child = int(done.stdout)
+    try:
+        FolderLock(tmp_path).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_without_a_word_in_it_is_still_a_lock(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        (tmp_path / NAME).write_text("?")
+        with pytest.raises(UsageError, match="another process"):
+            FolderLock(tmp_path)
+
+
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / "run" / NAME).symlink_to(tmp_path / "outside")
+    with pytest.raises(HastenError, match="it is a link"):
+        FolderLock(tmp_path / "run")
+    assert (tmp_path / "outside").read_text() == "mine"
+
+
+def test_a_removed_folder_is_noticed(tmp_path: Path) -> None:
+    with FolderLock(tmp_path) as lock:
+        assert lock.in_place
+        (tmp_path / NAME).unlink()
+        assert not lock.in_place
+        with FolderLock(tmp_path):  # another run has come in its place
+            lock.release()
+            assert (tmp_path / NAME).exists()
+
+
+def test_a_run_locks_its_folder_and_gives_it_free(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said: list[str] = []
+
+    def second() -> None:
+        for resume in (True, False):
+            with pytest.raises(UsageError) as error:
+                trainer(folder=folder, resume=resume).fit(loader(), epochs=2)
+            said.append(str(error.value))
+
+    trainer(loss=Hook(7, second), folder=folder).fit(loader(), epochs=2)
+    assert "a run is under way in" in said[0]
+    assert "holds a run already" in said[1]
+    assert not (folder / NAME).exists()
+    trainer(folder=folder, resume=True).fit(loader(), epochs=3)
+
+
+def test_the_lock_is_given_free_by_an_error(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer(loss=Hook(7, fail), folder=tmp_path / "run").fit(loader(), epochs=2)
+    FolderLock(tmp_path / "run").release()
