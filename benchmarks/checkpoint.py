@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,7 +93,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> dict[str, object]:
     for _ in run.epochs(1):
         batches = iter(run.batches(Endless(256)))
 
-        def step() -> float:
+        def step(batches: Iterator[Any] = batches) -> float:
             began = time.perf_counter()
             data, labels = next(batches)
             run.backward(loss_of(model(data), labels))
