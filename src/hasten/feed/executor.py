@@ -76,16 +76,7 @@ class Executor:
 
     def place(self, items: Items, ahead: Ahead | None, epoch: int) -> list[Items]:
         """The stages after those: what each gives, the last of them to be iterated."""
-        given = [items]
-        for stage in self.plan.stages:
-            if stage.name == "pin":
-                given.append(_pinned(given[-1]) if ahead is None else ahead.pin(given[-1]))
-            elif stage.name == "copy":
-                assert ahead is not None
-                given.append(ahead.place(given[-1], self.plan))
-            elif stage.name == "transform":
-                given.append(self._transformed(given[-1], epoch))
-        return given
+        return placed(self.plan, items, ahead, self._parts.options, self._device, epoch)
 
     def close(self) -> None:
         """End what lasts from epoch to epoch."""
@@ -117,14 +108,36 @@ class Executor:
             return Background(maker, plan, relay, report)
         return Inline(maker, relay, report)
 
-    def _transformed(self, items: Items, epoch: int) -> Items:
-        options, device = self._parts.options, self._device
-        transform = options.device_transform
-        assert transform is not None and device is not None
-        for number, batch, indices in items:
-            rows = _numbers(number, batch, indices, options.batch_size or 1)
-            yield number, transform(batch, SampleRandom(options.seed, epoch, rows, device)), indices
-            del batch
+
+def placed(
+    plan: Plan,
+    items: Items,
+    ahead: Ahead | None,
+    options: Options,
+    device: torch.device | None,
+    epoch: int,
+) -> list[Items]:
+    """A plan's stages after batches are made: what each gives, the last of them to be iterated."""
+    given = [items]
+    for stage in plan.stages:
+        if stage.name == "pin":
+            given.append(_pinned(given[-1]) if ahead is None else ahead.pin(given[-1]))
+        elif stage.name == "copy":
+            assert ahead is not None
+            given.append(ahead.place(given[-1], plan))
+        elif stage.name == "transform":
+            assert device is not None
+            given.append(_transformed(given[-1], options, device, epoch))
+    return given
+
+
+def _transformed(items: Items, options: Options, device: torch.device, epoch: int) -> Items:
+    transform = options.device_transform
+    assert transform is not None
+    for number, batch, indices in items:
+        rows = _numbers(number, batch, indices, options.batch_size or 1)
+        yield number, transform(batch, SampleRandom(options.seed, epoch, rows, device)), indices
+        del batch
 
 
 def _pinned(items: Items) -> Items:

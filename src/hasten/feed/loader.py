@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
+from torch.utils.data import DataLoader
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
 from hasten.feed.feeds import Feeds
 from hasten.feed.keys import SampleRandom
 from hasten.feed.options import Options
-from hasten.feed.order import Shard, order_of
+from hasten.feed.order import Order, Shard, order_of
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
+from hasten.feed.sources import Item
+from hasten.feed.taken import TakenOrder, options_of
+from hasten.feed.takeover import TakenFeeds
 
 _SKIPPED_KEPT = 1000
 _STREAM = (
@@ -77,7 +81,7 @@ class Loader:
             UsageError: options that contradict each other, or a plan that cannot be.
             DataError: the data set is empty.
         """
-        self._options = Options(
+        options = Options(
             dataset=dataset,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -99,9 +103,49 @@ class Loader:
             device_transform=device_transform,
             on_error=on_error,
         )
-        self._skips = _Skips()
-        self._order = order_of(self._options)
-        self._feeds = Feeds(self._options, self._order, self._skips.add, clock)
+        skips, order = _Skips(), order_of(options)
+        self._begin(options, order, Feeds(options, order, skips.add, clock), skips)
+
+    @classmethod
+    def from_dataloader(
+        cls,
+        loader: DataLoader[Any],
+        *,
+        plan: str = "auto",
+        device_transform: Callable[[Any, SampleRandom], Any] | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> Loader:
+        """Take over a DataLoader and keep its results.
+
+        The batches, and the states of the global random generators (of torch, numpy and random)
+        and of the DataLoader's own, are bit for bit those of iterating it, whatever the plan. It
+        is left to hasten from here on: do not iterate it yourself at the same time.
+
+        Args:
+            loader: any DataLoader.
+            plan: "auto", or one of those that keep its results: "resident" and "gather" for whole
+                tensors, "processes", "inline".
+            device_transform: see `Loader`.
+            on_error: see `Loader`.
+
+        Raises:
+            UsageError: it is no DataLoader, or the plan cannot keep its results.
+        """
+        options = options_of(
+            loader, plan=plan, on_error=on_error, device_transform=device_transform
+        )
+        made, skips, order = cls.__new__(cls), _Skips(), TakenOrder(loader)
+        feeds = TakenFeeds(loader, options, order, skips.add)
+        made._begin(options, order, feeds, skips)
+        return made
+
+    def _begin(
+        self, options: Options, order: Order | None, feeds: Feeds | TakenFeeds, skips: _Skips
+    ) -> None:
+        self._options = options
+        self._order = order
+        self._feeds = feeds
+        self._skips = skips
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._epoch = 0
         self._first = 0
@@ -209,6 +253,11 @@ class Loader:
                 'on_error="skip" leaves out samples of one process and not of another, whose'
                 ' batches would no longer match: use on_error="raise" with several processes'
             )
+        if of > 1 and isinstance(self._order, TakenOrder):
+            raise UsageError(
+                "a DataLoader that was taken over gives what it gives; let its sampler share the"
+                " samples out (torch.utils.data.DistributedSampler), or give a hasten.Loader"
+            )
         if self._order is not None:
             self._order.shard = Shard(rank, of)
 
@@ -229,6 +278,8 @@ class Loader:
             self._first = 0
         self._epoch = epoch
         self._cursor = _Cursor(epoch, self._first)
+        if isinstance(self._order, TakenOrder):
+            self._order.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position: {"epoch", "batch", "seed"}, batch = batches given in this epoch so far.
@@ -279,14 +330,12 @@ class Loader:
     def _iterate(self, device: torch.device | None, ahead: Ahead | None) -> Iterator[Any]:
         cursor = self._cursor = _Cursor(self._epoch, self._first)
         self._first = 0
-        iterator = self._run(cursor, device, ahead)
+        items = self._feeds.items(device, ahead, cursor.epoch, cursor.batch)
+        iterator = self._run(items, cursor)
         self._live.add(iterator)
         return iterator
 
-    def _run(
-        self, cursor: _Cursor, device: torch.device | None, ahead: Ahead | None
-    ) -> Iterator[Any]:
-        items = self._feeds.items(device, ahead, cursor.epoch, cursor.batch)
+    def _run(self, items: Generator[Item, None, None], cursor: _Cursor) -> Iterator[Any]:
         try:
             for number, batch, _ in items:
                 cursor.batch = number + 1

@@ -44,7 +44,7 @@ def restore(state: State, which: Iterable[str] | None = None) -> None:
         elif name == PYTHON:
             random.setstate(state[name])
         elif not _numpy.same(state[name]):
-            np.random.set_state(state[name])
+            _numpy.set(state[name])
 
 
 def seed(key: int, which: Iterable[str] = ALL) -> None:
@@ -85,6 +85,35 @@ def seed_worker(base: int, worker: int) -> None:
     np.random.seed(_generate_state(base, worker))  # type: ignore[no-untyped-call]
 
 
+def packed(state: State) -> dict[str, Any]:
+    """A saved state in plain values: to be sent to another process, or kept in a checkpoint."""
+    plain = dict(state)
+    if TORCH in plain:
+        plain[TORCH] = bytes(plain[TORCH].numpy())
+    if NUMPY in plain:
+        numpy = dict(plain[NUMPY])
+        inner = numpy.pop("state")
+        words = {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in inner.items()}
+        plain[NUMPY] = {**numpy, "state": words}
+    return plain
+
+
+def unpacked(plain: dict[str, Any]) -> State:
+    """What `packed` was given."""
+    state = dict(plain)
+    if TORCH in state:
+        state[TORCH] = torch.frombuffer(bytearray(state[TORCH]), dtype=torch.uint8)
+    if PYTHON in state:
+        version, words, gauss = state[PYTHON]
+        state[PYTHON] = version, tuple(words), gauss
+    if NUMPY in state:
+        inner = dict(state[NUMPY]["state"])
+        if isinstance(inner.get("key"), bytes):
+            inner["key"] = np.frombuffer(inner["key"], dtype=np.uint32)
+        state[NUMPY] = {**state[NUMPY], "state": inner}
+    return state
+
+
 class _NumpyState:
     """numpy's global state, whose own get_state takes 25 µs: read again only when it moved.
 
@@ -103,6 +132,10 @@ class _NumpyState:
             self._state = np.random.get_state(legacy=False)
             self._memory = memory
         return self._state
+
+    def set(self, state: dict[str, Any]) -> None:
+        np.random.set_state(state)
+        self._memory = b""  # which may be as before, and the half of a pair be there again
 
     def same(self, old: dict[str, Any]) -> bool:
         if old is self._state and not old["has_gauss"] and self._memory:

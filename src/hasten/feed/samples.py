@@ -125,7 +125,7 @@ class Maker:
         self.skip_errors = skip_errors
         self.batched = batched
         self.default_collate = collate_fn is None or collate_fn is default_collate
-        self._collate_fn = collate_fn or (default_collate if batched else default_convert)
+        self.collate_fn = collate_fn or (default_collate if batched else default_convert)
         self.fetch = fetch_of(dataset)
         many = getattr(dataset, "__getitems__", None)
         self._many = many if callable(many) and type(dataset) is not Subset else None
@@ -160,7 +160,7 @@ class Maker:
                 if stopped():
                     return None
                 samples.append(self.dataset[index])
-        batch = self._collate_fn(samples if self.batched else samples[0])
+        batch = self.collate_fn(samples if self.batched else samples[0])
         return Made(number, batch=batch)
 
     def listed(self, indices: Any) -> list[Any]:
@@ -273,13 +273,13 @@ class Maker:
         if self.uses:
             randomness.seed(mix(self.seed, epoch, number, COLLATE), self.uses)
         try:
-            return self._collate_fn(samples if self.batched else samples[0])
+            return self.collate_fn(samples if self.batched else samples[0])
         except Exception as error:
             raise DataError(self._misfit(samples, indices, error)) from error
 
     def _misfit(self, samples: list[Any], indices: Sequence[Any], error: Exception) -> str:
         if not self.default_collate:
-            name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
+            name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
             return (
                 f"collate_fn {name} raised {type(error).__name__}: {error} "
                 f"on the samples {short(indices)}"

@@ -141,10 +141,11 @@ class StreamWork:
         batch_size: int | None,
         drop_last: bool,
         collate_fn: Callable[[Any], Any] | None,
-        seed: int,
+        seed: int | None,
         told: bool,
     ) -> None:
-        """`told`: a worker_init_fn may have given each copy its part."""
+        """`seed` is None where an epoch goes on with the generators as they are; `told`: a
+        worker_init_fn may have given each copy its part."""
         self._dataset = dataset
         self._beginning = beginning
         self._batch_size = batch_size
@@ -167,7 +168,8 @@ class StreamWork:
         try:
             if job is not None:
                 epoch, skip = job
-                randomness.seed(mix(self._seed, epoch, WORKERS, self._worker))
+                if self._seed is not None:
+                    randomness.seed(mix(self._seed, epoch, WORKERS, self._worker))
                 self._samples = iter(self._dataset)
                 for _ in range(skip):
                     self._next()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,16 +95,11 @@ class Processes:
     ) -> Generator[Item, None, None]:
         jobs = Jobs(pool, self._each, self._options.timeout)
         numbered = enumerate(order.batches(epoch, first), first)
-        more = True
-        while True:
-            while more and not jobs.full:
-                number, indices = next(numbered, (-1, None))
-                more = number >= 0
-                if more:
-                    jobs.add(number, indices, (epoch, number, indices))
-            if jobs.empty:
-                return
+        jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
+        while len(jobs):
             indices, made = jobs.next()
+            # Before the batch is given: workers are to work while the loop does.
+            jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
             if made.failure is not None:
                 raise_failure(made.failure)
             for index, message in made.skipped:
@@ -114,60 +109,40 @@ class Processes:
             del made  # else the loop's batch lives on while the next one is waited for
 
     def _stream(self, pool: Pool, epoch: int, first: int) -> Generator[Item, None, None]:
+        options = self._options
         readers = [
-            _Reader(pool, worker, epoch, self._each, self._options.timeout)
-            for worker in range(len(pool))
+            Reader(pool, worker, epoch, self._each, options.timeout) for worker in range(len(pool))
         ]
-        active, number = list(readers), 0
-        while active:
-            for reader in list(active):
-                piece = reader.next()
-                if piece.failure is not None:
-                    raise_failure(piece.failure)
-                if piece.ended:
-                    active.remove(reader)
-                    continue
-                if reader.given == 1:
-                    self._check_shared(readers, reader, piece)
-                if number >= first:
-                    yield number, piece.batch, None
-                number += 1
-                del piece
-        self._check_parts(readers)
-
-    def _check_shared(self, readers: Sequence[_Reader], reader: _Reader, piece: Piece) -> None:
-        """Whether the stream's copies give each their part, by the first batch of each."""
-        if piece.shared or len(readers) == 1:
-            return
-        if reader is readers[0]:
-            reader.first_batch = piece.batch
-        elif identical(readers[0].first_batch, piece.batch):
-            raise DataError(self._repeats(len(readers), f"workers 0 and {reader.worker} began "
-                                          "with the same batch"))  # fmt: skip
-
-    def _check_parts(self, readers: Sequence[_Reader]) -> None:
-        dataset: Any = self._options.dataset
-        if len(readers) == 1 or any(r.shared for r in readers) or not hasattr(dataset, "__len__"):
-            return
-        count = len(dataset)
-        if count and all(reader.samples == count for reader in readers):
-            raise DataError(self._repeats(len(readers), f"each gave {count:,} samples, which is "
-                                          "what its len says of all"))  # fmt: skip
-
-    def _repeats(self, workers: int, seen: str) -> str:
-        name = type(self._options.dataset).__name__
-        return (
-            f"the stream {name} gives the whole of its samples in each of the {workers} workers "
-            f"({seen}): in __iter__, give each its part by the id and num_workers of "
-            "torch.utils.data.get_worker_info(), or use num_workers=1"
-        )
+        for number, piece in enumerate(in_turn(readers)):
+            said = repeats(options.dataset, readers, piece)
+            if said:
+                raise DataError(said)
+            if piece is not None and number >= first:
+                yield number, piece.batch, None
+            del piece
 
 
 class Jobs:
     """Batches that workers are making, in order; given to the workers in turn."""
 
-    def __init__(self, pool: Pool, each: int, timeout_s: float) -> None:
-        """`each`: most jobs of a worker; `timeout_s`: longest wait for one; 0 for ever."""
+    def __init__(
+        self,
+        pool: Pool,
+        each: int,
+        timeout_s: float,
+        *,
+        again: Callable[[int, Any], Any] | None = None,
+    ) -> None:
+        """Nothing is under way yet.
+
+        Args:
+            pool: who makes them.
+            each: most jobs of a worker.
+            timeout_s: longest wait for a batch; 0 for ever.
+            again: what a new worker is sent in place of the job (of the worker's number, and the
+                job) that it is to begin with; the same where not given.
+        """
+        self._again = again
         self._pool = pool
         self._each = each
         self._timeout_s = timeout_s
@@ -181,10 +156,9 @@ class Jobs:
         """No worker may be sent more."""
         return len(self._waiting) >= self._each * len(self._pool)
 
-    @property
-    def empty(self) -> bool:
-        """Nothing is under way."""
-        return not self._waiting
+    def __len__(self) -> int:
+        """Batches under way."""
+        return len(self._waiting)
 
     def add(self, number: int, indices: Any, job: Any, *, worker: int | None = None) -> None:
         """Send the job of a batch, to the next worker in turn or the one named."""
@@ -195,6 +169,14 @@ class Jobs:
             self._held[worker].append(job)
         else:
             self._pool.send(worker, job)
+
+    def fill(self, numbered: Iterator[tuple[int, Any]], job_of: Callable[[int, Any], Any]) -> None:
+        """Give the workers as much to do as they may have."""
+        while not self.full:
+            number, indices = next(numbered, (-1, None))
+            if number < 0:
+                return
+            self.add(number, indices, job_of(number, indices))
 
     def next(self) -> tuple[Any, Any]:
         """(indices, reply) of the oldest batch.
@@ -217,7 +199,8 @@ class Jobs:
                 self._pool.replace(worker)
                 # One by one, so that the next death is known to be of the batch waited for.
                 again = deque(job for _, _, job, of in self._waiting if of == worker)
-                self._pool.send(worker, again.popleft())
+                begin = again.popleft()
+                self._pool.send(worker, self._again(worker, begin) if self._again else begin)
                 self._held[worker] = again
             else:
                 self._waiting.popleft()
@@ -233,7 +216,7 @@ class Jobs:
             del self._held[worker]
 
 
-class _Reader:
+class Reader:
     """One worker's part of a stream.
 
     Attributes:
@@ -242,11 +225,23 @@ class _Reader:
         first_batch: kept of worker 0, to compare those of others with.
     """
 
-    def __init__(self, pool: Pool, worker: int, epoch: int, each: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        worker: int,
+        epoch: int,
+        each: int,
+        timeout_s: float,
+        *,
+        fresh: bool = True,
+    ) -> None:
+        """`fresh`: what it gives follows from the seed and this epoch, so another can read on."""
+        self._fresh = fresh
+        self._unanswered = 0
         self.worker = worker
         self.given = 0
         self.samples = 0
-        self.shared = True
+        self.shared = False
         self.first_batch: Any = None
         self._pool = pool
         self._epoch = epoch
@@ -256,16 +251,31 @@ class _Reader:
         self._begin()
 
     def _begin(self) -> None:
-        self._pool.send(self.worker, (self._epoch, self.given))
+        self._unanswered = 0
+        self._ask((self._epoch, self.given))
         for _ in range(self._asked - 1):
-            self._pool.send(self.worker, None)
+            self._ask(None)
+
+    def _ask(self, job: Any) -> None:
+        self._unanswered += 1
+        self._pool.send(self.worker, job)
+
+    def _answer(self) -> Piece:
+        piece: Piece = received(self._pool, self.worker, self._timeout_s)
+        self._unanswered -= 1
+        return piece
 
     def next(self) -> Piece:
         """Its next batch, or the end."""
         while True:
             try:
-                piece: Piece = received(self._pool, self.worker, self._timeout_s)
+                piece = self._answer()
             except DiedError as died:
+                if not self._fresh:
+                    raise DataError(
+                        f"{died}. What it gave followed from what it gave in the epochs before "
+                        "(persistent_workers), so no other can go on for it: begin the epoch anew"
+                    ) from died
                 self._deaths += 1
                 if self._deaths >= _MOST_DEATHS:
                     raise DataError(
@@ -279,14 +289,69 @@ class _Reader:
             self._deaths = 0
             self.shared = piece.shared
             if piece.ended:
-                for _ in range(self._asked - 1):  # answered in the same way; persistent ones go on
-                    received(self._pool, self.worker, self._timeout_s)
+                self.drain()
                 return piece
             if piece.failure is None:
                 self.given += 1
                 self.samples += piece.samples
-                self._pool.send(self.worker, None)
+                self._ask(None)
             return piece
+
+    def drain(self) -> None:
+        """Take the answers that nobody waits for any more: the worker may go on later."""
+        try:
+            while self._unanswered:
+                self._answer()
+        except DiedError as died:
+            self._unanswered = 0
+            _log.warning("%s. Nothing more was wanted of it", died)
+            self._pool.replace(self.worker)
+
+
+def in_turn(readers: Sequence[Reader]) -> Generator[Piece | None, None, None]:
+    """The pieces of all, one of each in turn as long as it has any; None after the last."""
+    active = list(readers)
+    while active:
+        for reader in list(active):
+            piece = reader.next()
+            if piece.failure is not None:
+                raise_failure(piece.failure)
+            if piece.ended:
+                active.remove(reader)
+                continue
+            if reader.given == 1 and reader.worker == 0 and len(readers) > 1:
+                reader.first_batch = piece.batch
+            yield piece
+            del piece
+    yield None
+
+
+def repeats(dataset: Any, readers: Sequence[Reader], piece: Piece | None) -> str:
+    """What to say where each worker gives the whole of a stream; '' as long as that is not seen.
+
+    Args:
+        dataset: the stream.
+        readers: of its copies.
+        piece: that one of them has just given; None at the end of the epoch.
+    """
+    first, seen = readers[0], ""
+    if len(readers) == 1 or any(reader.shared for reader in readers):
+        return ""
+    if piece is None:
+        count = len(dataset) if hasattr(dataset, "__len__") else 0
+        if count and all(reader.samples == count for reader in readers):
+            seen = f"each gave {count:,} samples, which is what its len says of all"
+    elif readers[1].given == 1 and first.first_batch is not None:
+        if identical(first.first_batch, piece.batch):
+            seen = "workers 0 and 1 began with the same batch"
+        first.first_batch = None
+    if not seen:
+        return ""
+    return (
+        f"the stream {type(dataset).__name__} gives the whole of its samples in each of the "
+        f"{len(readers)} workers ({seen}): in __iter__, give each its part by the id and "
+        "num_workers of torch.utils.data.get_worker_info(), or use num_workers=1"
+    )
 
 
 def start_pool(options: Options, workers: int, work: Work, each: int) -> Pool:

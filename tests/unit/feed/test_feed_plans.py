@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from hasten.errors import UsageError
-from hasten.feed import Loader, Plan
+from hasten.feed import Loader, Plan, randomness
 
 IN_PROCESS = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -187,6 +187,18 @@ def test_the_second_of_a_pair_of_normals_is_kept() -> None:
     list(Loader(_Normal(), 4, plan="inline"))
     found += [np.random.randn() for _ in range(2)]
     assert found == expected
+
+
+def test_the_second_of_a_pair_of_normals_can_be_put_back() -> None:
+    np.random.seed(3)
+    np.random.randn()
+    one_left = randomness.save()
+    second = np.random.randn()
+    none_left = randomness.save()  # the generator's memory is the same in both
+    randomness.restore(one_left)
+    assert randomness.touched(none_left) == {randomness.NUMPY}
+    assert randomness.save()["numpy"]["has_gauss"] == 1
+    assert np.random.randn() == second
 
 
 class _Normal(kinds.Plain):

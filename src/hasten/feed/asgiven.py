@@ -1,0 +1,183 @@
+"""Batches as a DataLoader makes them: its calls, drawing from the global generators."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hasten.feed import randomness
+from hasten.feed.inside import Inside, alive, inside
+from hasten.feed.place import tensors
+from hasten.feed.samples import Made, Maker
+from hasten.feed.work import Beginning, device_tensor, on_device, said, unsendable
+
+_TRIAL_S = 0.5
+
+
+class AsGiven(Maker):
+    """Makes a batch as DataLoader's own fetcher does, and says more when that fails.
+
+    Nothing is seeded: what samples and collate function draw is drawn from the global generators
+    as they are.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], *, skip_errors: bool, batched: bool
+    ) -> None:
+        super().__init__(dataset, collate_fn, seed=0, skip_errors=skip_errors, batched=batched)
+        self.fetch = None
+
+    def make(self, epoch: int, number: int, indices: Any) -> Made:
+        """See `Maker.make`."""
+        made = Made(number)
+        if not self.batched:
+            samples, kept = self._one_by_one([indices], made)
+        else:
+            samples, kept = self._together(indices, made)
+        if made.skipped:
+            made.kept = kept
+        if not made.empty:
+            made.batch = self._collate(epoch, number, samples, kept)
+        return made
+
+    def _together(self, indices: Any, made: Made) -> tuple[Any, list[Any]]:
+        many = getattr(self.dataset, "__getitems__", None)
+        if not many:
+            return self._one_by_one(list(indices), made)
+        before = randomness.save()
+        try:
+            return many(indices), list(indices)
+        except Exception:
+            randomness.restore(before)
+            found = self._one_by_one(list(indices), made)  # names the sample that it was
+            if made.skipped:
+                return found
+            raise
+
+    def _one_by_one(self, indices: list[Any], made: Made) -> tuple[list[Any], list[Any]]:
+        samples, kept = [], []
+        for index in indices:
+            try:
+                sample = self.dataset[index]
+            except Exception as error:  # noqa: BLE001 - raised or noted, with its index
+                made.skipped.append((index, self.skip(index, error)))
+            else:
+                samples.append(sample)
+                kept.append(index)
+        return samples, kept
+
+
+@dataclass(slots=True)
+class Watched:
+    """A batch, and what making it did.
+
+    Attributes:
+        made: the batch.
+        moved: names of the global generators that it drew from.
+        after: their states afterwards, `randomness.packed`; None where nothing moved.
+        changed: the data set (or collate function) is not what it was when the worker began.
+    """
+
+    made: Made
+    moved: frozenset[str] = frozenset()
+    after: dict[str, Any] | None = None
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job: try the samples of these batches, for at most half a second."""
+
+    batches: list[Any]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of a trial.
+
+    Attributes:
+        batch_s: seconds that a batch takes; None where none came.
+        busy: the share of them that is computing.
+        batch_bytes: of its tensors.
+        moved: names of the global generators that were drawn from.
+        changed: the data set changed by being asked.
+        unseen: it holds more than can be looked at, or what cannot be looked into.
+    """
+
+    batch_s: float | None
+    busy: float
+    batch_bytes: int
+    moved: frozenset[str]
+    changed: bool
+    unseen: bool
+
+
+class AsGivenWork:
+    """A worker that makes batches as they are given, and watches what making them does.
+
+    With `beginning` it is a worker of the DataLoader that was taken over: seeded as that would be.
+    Without, it stands for the main process, where samples draw from generators that are not here.
+    """
+
+    def __init__(self, maker: AsGiven, beginning: Beginning | None) -> None:
+        self._maker = maker
+        self._beginning = beginning
+        self._at_start: Inside = None
+
+    def start(self, worker: int) -> None:
+        """See `Work`."""
+        if self._beginning is not None:
+            self._beginning.start(worker)
+        self._at_start = self._inside()
+
+    def _inside(self) -> Inside:
+        return inside(self._maker.dataset, self._maker.collate_fn)
+
+    def run(self, job: Trial | tuple[int, Any, dict[str, Any] | None]) -> Watched | Tried:
+        """Jobs are (number of the batch, its indices, states to set before or None)."""
+        if isinstance(job, Trial):
+            return self._tried(job)
+        number, indices, state = job
+        if self._beginning is not None and self._beginning.failure is not None:
+            return Watched(Made(number, failure=self._beginning.failure))
+        if state is not None:
+            randomness.restore(randomness.unpacked(state))
+        before = randomness.save()
+        try:
+            made = self._maker.make(0, number, indices)
+        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
+            made = Made(number, failure=(said(error), traceback.format_exc()))
+        device = device_tensor(made.batch)
+        if device:
+            made = Made(number, failure=(on_device(device), ""))
+        moved = randomness.touched(before)
+        after = randomness.packed(randomness.save()) if moved else None
+        now = self._inside()
+        return Watched(made, moved, after, changed=now is None or now != self._at_start)
+
+    def failed(self, job: Any, error: Exception) -> Watched:
+        """See `Work`."""
+        return Watched(Made(job[0], failure=unsendable(error)))
+
+    def _tried(self, job: Trial) -> Tried:
+        before, begin = randomness.save(), time.perf_counter()
+        batch_s, busy, size = None, 1.0, 0
+        for indices in job.batches:
+            started, cpu_started = time.perf_counter(), time.thread_time()
+            try:
+                made = self._maker.make(0, 0, indices)
+            except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
+                continue
+            ended, cpu_ended = time.perf_counter(), time.thread_time()
+            batch_s = max(ended - started, 1e-9)  # of the last: the first warms up
+            busy = min(1.0, (cpu_ended - cpu_started) / batch_s)
+            size = sum(t.numel() * t.element_size() for t in tensors(made.batch))
+            if ended - begin > _TRIAL_S:
+                break
+        now = self._inside()
+        unseen = now is None or alive(self._maker.dataset, self._maker.collate_fn)
+        moved = randomness.touched(before)
+        return Tried(batch_s, busy, size, moved, now != self._at_start, unseen)

@@ -1,0 +1,224 @@
+"""Batches of a DataLoader without workers, made ahead: given only where it would make the same now.
+
+Its samples are made in the loop's thread, between the loop's own draws. So they can be made ahead
+only where they draw nothing and depend on nothing that the loop changes: that is tried before,
+watched in the workers for each batch, and compared with what is made here now and then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+
+from hasten.devices import move
+from hasten.feed import randomness
+from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
+from hasten.feed.choose import cores as usable_cores
+from hasten.feed.compare import identical
+from hasten.feed.draws import LateOrder
+from hasten.feed.inside import inside
+from hasten.feed.options import Options
+from hasten.feed.plan import Plan, duration
+from hasten.feed.pool import DiedError, Pool
+from hasten.feed.sources import Gather, Item
+from hasten.feed.tables import Table
+from hasten.feed.taken import TakenOrder, fork_is_there
+from hasten.feed.workers import Jobs
+
+_TRIAL_BATCHES = 3
+_CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
+_START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes to pay
+_MOST_WORKERS = 16
+_COMPARED = frozenset({0, 1, 10, 100, 1_000, 10_000, 100_000})
+
+
+class Sought(Protocol):
+    """Makes an epoch's batches ahead.
+
+    Attributes:
+        trouble: why it stopped before the end; '' where it came to it.
+    """
+
+    trouble: str
+
+    def batches(self, foreseen: Iterable[Any], first: int) -> Generator[Item, None, None]:
+        """The batches of the indices foreseen, numbered from `first` on."""
+
+    def checked(
+        self, number: int, batch: Any, wanted: Any, device: torch.device | None
+    ) -> tuple[Any, str]:
+        """What to give when batch `number` is wanted, of the indices `wanted`.
+
+        Returns:
+            The batch, or None where it has to be made now; and why nothing more that was made
+            ahead can be given, or ''.
+        """
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+class MadeAhead:
+    """Made by worker processes."""
+
+    def __init__(self, maker: AsGiven, options: Options, plan: Plan) -> None:
+        self._maker = maker
+        self._each = max(1, plan.prefetch_batches // plan.workers)
+        self._mark = inside(maker.dataset, maker.collate_fn)
+        self._foreseen: dict[int, Any] = {}
+        self._pool = _pool(maker, plan.workers, self._each)
+        self.trouble = ""
+
+    def batches(self, foreseen: Iterable[Any], first: int) -> Generator[Item, None, None]:
+        """See `Sought`."""
+        jobs = Jobs(self._pool, self._each, 0)
+        numbered = enumerate(foreseen, first)
+        jobs.fill(numbered, lambda number, indices: (number, indices, None))
+        while len(jobs):
+            indices, watched = jobs.next()
+            jobs.fill(numbered, lambda number, indices: (number, indices, None))
+            made = watched.made
+            self.trouble = _unfit(watched.moved, watched.changed)
+            if self.trouble or made.failure is not None or made.skipped:
+                return  # made in the loop's thread, it says itself what is wrong
+            self._foreseen[made.number] = indices
+            yield made.number, made.batch, indices
+            del made, watched
+
+    def checked(
+        self, number: int, batch: Any, wanted: Any, device: torch.device | None
+    ) -> tuple[Any, str]:
+        """See `Sought`."""
+        if not identical(self._foreseen.pop(number), wanted):
+            return None, "its sampler draws between the loop's own draws"
+        if inside(self._maker.dataset, self._maker.collate_fn) != self._mark:
+            return None, "the loop changes the data set between batches"
+        if number not in _COMPARED:
+            return batch, ""
+        before = randomness.save()
+        here = self._maker.make(0, number, wanted).batch
+        moved = randomness.touched(before)
+        if device is not None:
+            here = move(here, device, non_blocking=False)
+        if moved:
+            return here, _unfit(moved, False)
+        if not identical(here, batch):
+            return here, "its samples are others when another process makes them"
+        return here, ""
+
+    def close(self) -> None:
+        """See `Sought`."""
+        self._pool.close()
+
+
+class TableAhead:
+    """Gathered from a table, so that copies to the device run ahead of the loop."""
+
+    def __init__(self, table: Table, plan: Plan) -> None:
+        self._table = table
+        self._pin = plan.pinned
+        self._mark = table.versions()
+        self._foreseen: dict[int, Any] = {}
+        self.trouble = ""
+
+    def batches(self, foreseen: Iterable[Any], first: int) -> Generator[Item, None, None]:
+        """See `Sought`."""
+        return Gather(self._table, _Noted(foreseen, self._foreseen), pin=self._pin).batches(
+            0, first
+        )
+
+    def checked(
+        self, number: int, batch: Any, wanted: Any, device: torch.device | None
+    ) -> tuple[Any, str]:
+        """See `Sought`."""
+        if not identical(self._foreseen.pop(number), wanted):
+            return None, "its sampler draws between the loop's own draws"
+        if self._table.versions() != self._mark:
+            return None, "the loop writes to the data set between batches"
+        return batch, ""
+
+    def close(self) -> None:
+        """See `Sought`."""
+
+
+class _Noted(LateOrder):
+    """An order that is foreseen, with a note of what was."""
+
+    def __init__(self, foreseen: Iterable[Any], notes: dict[int, Any]) -> None:
+        self._foreseen = foreseen
+        self._notes = notes
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        for number, indices in enumerate(self._foreseen, first):
+            self._notes[number] = indices
+            yield indices
+
+
+def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
+    """The plan for a DataLoader without workers, after a trial of its samples in a process.
+
+    In another process, as a data set that draws or changes must not be asked here for samples
+    that iterating it would not ask for.
+    """
+    if not fork_is_there():
+        return _inline("samples are made here, as processes begin by running the script again")
+    if inside(maker.dataset, maker.collate_fn) is None:
+        return _inline("what the data set holds is too much to watch for changes")
+    foreseen = order.foreseen()
+    if foreseen is None:
+        return _inline("its sampler cannot be copied")
+    batches = list(islice(foreseen, _TRIAL_BATCHES))
+    pool = _pool(maker, 1, 1)
+    try:
+        pool.send(0, Trial(batches))
+        found: Tried = pool.receive(0)
+    except DiedError as died:
+        return _inline(f"a trial of its samples ended: {died}")
+    finally:
+        pool.close()
+    return _judged(found, options, len(batches[0]) if batches and maker.batched else 1)
+
+
+def _judged(found: Tried, options: Options, size: int) -> Plan:
+    if found.batch_s is None:
+        return _inline("no sample could be tried")
+    trouble = _unfit(found.moved, found.changed)
+    if trouble:
+        return _inline(trouble)
+    if found.unseen:
+        return _inline("the data set holds a running generator, which cannot be watched")
+    each = f"{duration(found.batch_s / size)} a sample"
+    if found.batch_s < _CHEAP_BATCH_S:
+        return _inline(f"{each}, too cheap to hand over")
+    cores = usable_cores()
+    if cores == 1 and found.busy > 0.5:
+        return _inline(f"{each}, and one core")
+    count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
+    if count and found.batch_s / size * count < _START_WORKERS_S:
+        return _inline(f"{each}, an epoch's take less than starting workers")
+    # One core is left to the training step; samples that mostly wait need more than one a core.
+    busy = found.busy > 0.5
+    wanted = max(1, cores - 1) if busy else math.ceil(cores / max(found.busy, 0.05))
+    wanted = min(wanted, _MOST_WORKERS)
+    reason = f"{each}, drawing nothing" + ("" if busy else ", mostly waiting")
+    return Plan(name="processes", reason=reason, workers=wanted, prefetch_batches=2 * wanted)
+
+
+def _unfit(moved: frozenset[str], changed: bool) -> str:
+    if moved:
+        names = " and ".join(sorted(moved))
+        return f"its samples draw from the generator of {names}, between the loop's own draws"
+    return "its data set changes when it is asked for samples" if changed else ""
+
+
+def _inline(reason: str) -> Plan:
+    return Plan(name="inline", reason=reason)
+
+
+def _pool(maker: AsGiven, workers: int, each: int) -> Pool:
+    return Pool(workers, AsGivenWork(maker, None), context="fork", jobs_each=each)

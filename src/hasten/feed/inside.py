@@ -1,0 +1,201 @@
+"""What a data set keeps in itself: whether making samples changes it, as far as can be seen.
+
+A generator kept in an attribute, a counter, a cache: a data set that changes when it is asked for
+samples gives others in another process, or when it is asked earlier. Looked at are attributes,
+containers and what functions close over, all the way down. Not seen are variables of modules and
+what lies behind extension types (open files, database handles).
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import random
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+_LONG = 64  # longer containers count by their length and place in memory
+_MOST = 4000  # objects that are looked at
+_SMALL_BYTES = 256  # smaller tensors and arrays count by their values
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype)
+_LIVE = (types.GeneratorType, itertools.count, itertools.cycle, itertools.chain, zip, map, filter)
+
+Inside = list[Any] | None
+"""Of some objects, all that is compared; None where there is too much to look at."""
+
+
+class TooMuchError(Exception):
+    """There is more in the objects than can be looked at before each batch."""
+
+
+def inside(*objects: Any) -> Inside:
+    """What these objects hold now, to be compared with ``==`` to what they hold later."""
+    found: list[Any] = []
+    try:
+        _Look(found).at_all(objects)
+    except TooMuchError:
+        return None
+    return found
+
+
+class _Look:
+    def __init__(self, found: list[Any]) -> None:
+        self._found = found
+        self._seen: set[int] = set()
+
+    def at_all(self, objects: Any) -> None:
+        todo = list(objects)
+        while todo:
+            item = todo.pop()
+            if isinstance(item, _PLAIN):
+                self._found.append(_value(item))
+                continue
+            if id(item) in self._seen:
+                continue
+            self._seen.add(id(item))
+            if len(self._seen) > _MOST:
+                raise TooMuchError
+            self._found.append(id(item))
+            todo.extend(self._parts(item))
+
+    def _parts(self, item: Any) -> list[Any]:
+        """What to look at next; what can be compared at once goes to the list."""
+        if isinstance(item, torch.Tensor):
+            return [_tensor(item)]
+        if isinstance(item, np.ndarray):
+            return [_array(item)]
+        state = _generator(item)
+        if state is not None:
+            return [state]
+        if isinstance(item, dict):
+            self._found.append(len(item))
+            if len(item) > _LONG:
+                return []
+            return [*item.keys(), *item.values()]
+        if isinstance(item, (list, tuple, set, frozenset)):
+            self._found.append(len(item))
+            return list(item) if len(item) <= _LONG else []
+        return list(_attributes(item))
+
+
+def _value(item: Any) -> Any:
+    if isinstance(item, (str, bytes)) and len(item) > _LONG:
+        return hash(item)
+    return repr(item) if isinstance(item, (float, complex)) else item  # a NaN is no other NaN
+
+
+def _attributes(item: Any) -> Iterator[Any]:
+    if isinstance(item, types.FunctionType):
+        for cell in item.__closure__ or ():
+            yield _cell(cell)
+        yield item.__defaults__
+        yield item.__kwdefaults__
+        return
+    if isinstance(item, types.MethodType):
+        yield item.__self__
+        yield item.__func__
+        return
+    if isinstance(item, functools.partial):
+        yield from (item.func, item.args, item.keywords)
+    if isinstance(item, _LIVE):
+        yield repr(item)  # of a counter it tells the next number
+        return
+    if isinstance(item, io.IOBase):
+        return
+    for kind in type(item).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__"):
+                yield getattr(item, _mangled(kind, name), None)
+    known = getattr(item, "__dict__", None)
+    if isinstance(known, dict):
+        yield known
+
+
+def _mangled(kind: type, name: str) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def alive(*objects: Any) -> bool:
+    """Whether a Python generator is among what they hold: how far it has come is not seen."""
+    return any(isinstance(item, types.GeneratorType) for item in _walk(objects))
+
+
+def bulky(*objects: Any) -> list[Any]:
+    """Among what they hold, the large tensors and arrays and the long containers."""
+    return [item for item in _walk(objects) if _large(item)]
+
+
+def _large(item: Any) -> bool:
+    if isinstance(item, torch.Tensor):
+        return item.numel() * item.element_size() > _SMALL_BYTES
+    if isinstance(item, np.ndarray):
+        return item.nbytes > _SMALL_BYTES
+    return isinstance(item, (dict, list, tuple, set, frozenset)) and len(item) > _LONG
+
+
+def _walk(objects: Any) -> Iterator[Any]:
+    look = _Look([])
+    todo, seen = list(objects), set[int]()
+    while todo and len(seen) < _MOST:
+        item = todo.pop()
+        if isinstance(item, _PLAIN) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        todo.extend(look._parts(item))
+
+
+def _tensor(item: torch.Tensor) -> Any:
+    where = (item.data_ptr(), item._version) if type(item) is torch.Tensor else (id(item),)
+    small = item.device.type == "cpu" and item.numel() * item.element_size() <= _SMALL_BYTES
+    plain = type(item) is torch.Tensor and item.layout is torch.strided and not item.is_quantized
+    values = repr(item.detach().flatten().tolist()) if small and plain else ""
+    return repr((where, tuple(item.shape), str(item.dtype))) + values
+
+
+def _array(item: Any) -> Any:
+    small = item.nbytes <= _SMALL_BYTES and item.dtype != object
+    values = item.tobytes().hex() if small else ""
+    return repr((item.__array_interface__["data"], item.shape, str(item.dtype))) + values
+
+
+def _generator(item: Any) -> str | None:
+    """The state of a random generator; None of anything else."""
+    if isinstance(item, torch.Generator):
+        return bytes(item.get_state().numpy()).hex() if item.device.type == "cpu" else repr(item)
+    if isinstance(item, np.random.Generator):
+        return _state(item.bit_generator)
+    if isinstance(item, np.random.BitGenerator):
+        return _state(item)
+    if isinstance(item, np.random.RandomState):
+        state = item.get_state(legacy=False)
+        return repr({k: v for k, v in state.items() if k != "state"}) + _words(state["state"])
+    if isinstance(item, random.Random):
+        return repr(hash(item.getstate()))
+    return None
+
+
+def _state(item: Any) -> str:
+    state = item.state
+    rest = {k: v for k, v in state.items() if k != "state"}
+    return repr(rest) + _words(state["state"])
+
+
+def _words(state: Any) -> str:
+    if not isinstance(state, dict):
+        return repr(state)
+    return repr([v.tobytes() if isinstance(v, np.ndarray) else v for v in state.values()])

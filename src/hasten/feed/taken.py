@@ -1,0 +1,260 @@
+"""A DataLoader taken over: what it asks for, which plans keep its results, and its position."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+
+from hasten.errors import UsageError
+from hasten.feed import randomness
+from hasten.feed.draws import Drawn, Draws, Foreseen, LateOrder
+from hasten.feed.options import Options
+from hasten.feed.order import Shard
+
+_KEY = "dataloader"
+
+
+def options_of(loader: Any, *, plan: str, on_error: Any, device_transform: Any) -> Options:
+    """The options of a Loader that stands for a DataLoader.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"from_dataloader takes a torch.utils.data.DataLoader, not a {type(loader).__name__}; "
+            "for a data set use hasten.Loader(dataset, batch_size=64, shuffle=True)"
+        )
+    if plan == "threads":
+        raise UsageError(
+            'plan="threads" cannot keep the results of a DataLoader: threads share the generators '
+            "that samples draw from; use hasten.Loader with a data set that has fetch(index, key)"
+        )
+    stream = isinstance(loader.dataset, IterableDataset)
+    own_batches = loader.batch_sampler is not None and loader.batch_size is None
+    return Options(
+        dataset=loader.dataset,
+        batch_size=1 if own_batches else loader.batch_size,
+        shuffle=None,
+        sampler=None if stream or own_batches else loader.sampler,
+        batch_sampler=loader.batch_sampler if own_batches else None,
+        num_workers="auto",
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory or "auto",
+        drop_last=False if own_batches else loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=None,
+        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+        persistent_workers=loader.persistent_workers if loader.num_workers else None,
+        in_order=True,
+        plan=plan,
+        seed=0,
+        device_transform=device_transform,
+        on_error=on_error,
+    )
+
+
+def left_as_it_is(loader: Any) -> str:
+    """Why a DataLoader is iterated as it is, if it has to be; else ''."""
+    kind = type(loader)
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return "its data pipes seed and share themselves out"
+    own = (kind.__iter__, kind._get_iterator)
+    if own != (DataLoader.__iter__, DataLoader._get_iterator):
+        return f"{kind.__name__} iterates in a way of its own"
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0:
+        return "a stream, which may draw between the loop's own draws"
+    return ""
+
+
+class TakenOrder(LateOrder):
+    """The order of a DataLoader, as its samplers draw it, and the position in an epoch.
+
+    It has the place of an `Order` in a Loader; batches come by `begin`.
+
+    Attributes:
+        base: of the seeds of the workers of this epoch.
+        after: of each worker that has drawn, its generators after the last batch given.
+        refuses: why an epoch cannot be gone on with from a position, if so.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.shard = Shard()
+        self._loader = loader
+        self._drawn = Drawn.of(loader)
+        self._own = self._drawn.generators()
+        self._start: dict[str, Any] | None = None
+        self._resume: dict[str, Any] | None = None
+        self._lasts = bool(loader.persistent_workers)
+        self._began_before = False
+        self._seen = None if self._drawn.known else hashlib.blake2b(digest_size=16)
+        self.base = 0
+        self.after: dict[int, dict[str, Any]] = {}
+        self.refuses = ""
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def ahead(self) -> int:
+        """Batches whose indices are drawn before the first of an epoch is given; 0 without
+        workers."""
+        return self._drawn.ahead
+
+    def begin(self, first: int, *, foresee: bool = False) -> tuple[Draws, Foreseen | None]:
+        """The draws of an epoch that begins now, at batch `first`; also what will be drawn, where
+        that is wanted and can be foreseen.
+
+        Raises:
+            UsageError: see `from_start`.
+        """
+        with self.from_start(first) as resume:
+            again = self._start["again"] if self._start else False
+            copied = self._drawn.copied() if foresee else None
+            foreseen = None if copied is None else Foreseen(copied)
+            draws = Draws(self._drawn, again=again)
+            if draws.base is not None:
+                self.base, self.after = draws.base, {}
+            if resume is not None:
+                self.base, self.after = resume["base"], dict(resume["after"])
+            for _ in range(first):
+                self.note(self._skipped(draws))
+            if foreseen is not None:
+                foreseen.skip(first)
+        if resume is not None and self._digest() != resume["digest"]:
+            raise UsageError(
+                f"the {type(self._drawn.sampler).__name__} does not give the first {first} batches "
+                "again that it gave (what it gives depends on more than the generators as the "
+                "epoch begins), so the epoch cannot be gone on with; begin it anew"
+            )
+        return draws, foreseen
+
+    def foreseen(self) -> Foreseen | None:
+        """What an epoch that began now would draw; nothing is drawn. None where none can tell."""
+        copied = self._drawn.copied()
+        return None if copied is None else Foreseen(copied)
+
+    @contextmanager
+    def from_start(self, first: int) -> Iterator[dict[str, Any] | None]:
+        """Within, the generators are as the epoch begins with them.
+
+        Where it is gone on with from a batch that is not the first, those are the states of its
+        beginning, and what was loaded is given. Afterwards the global generators are again as
+        they were: whoever goes on has put them back himself.
+
+        Raises:
+            UsageError: the epoch's position was not loaded.
+        """
+        resume, self._resume = self._resume, None
+        outside = randomness.save() if first else None
+        if first and (resume is None or "global" not in resume):
+            raise UsageError("a position within an epoch comes from state_dict()")
+        again = self._began_before and self._lasts
+        if resume is not None:
+            for generator, state in zip(self._own, resume["own"], strict=True):
+                generator.set_state(state)
+        if first and resume is not None:
+            randomness.restore(randomness.unpacked(resume["global"]))
+            again = resume["again"]
+        self._start = {
+            "global": randomness.packed(randomness.save()),
+            "own": [generator.get_state() for generator in self._own],
+            "again": again,
+        }
+        self._began_before = True
+        if self._seen is not None:
+            self._seen = hashlib.blake2b(digest_size=16)
+        try:
+            yield resume if first else None
+        finally:
+            if outside is not None:
+                randomness.restore(outside)
+
+    def _skipped(self, draws: Draws) -> Any:
+        if not self._drawn.twice:
+            return next(draws, None)
+        indices = draws.known.popleft() if draws.known else None
+        draws.given()
+        return indices
+
+    def note(self, indices: Any) -> None:
+        """A batch of these indices was given: kept in mind where they may be others next time."""
+        if self._seen is not None:
+            self._seen.update(repr(indices).encode())
+
+    def _digest(self) -> str:
+        return "" if self._seen is None else self._seen.hexdigest()
+
+    def check_unmoved(self, work: Callable[[], Any]) -> None:
+        """Run what reads up to a position.
+
+        Raises:
+            UsageError: it drew, without workers, from generators that the loop draws from too.
+        """
+        before = randomness.save()
+        work()
+        if not self._drawn.twice and randomness.touched(before):
+            raise UsageError(
+                "the samples draw from the generators that the loop draws from too, so they "
+                "cannot be read again as they were; begin the epoch anew, or use hasten.Loader "
+                "for the data set"
+            )
+
+    def end(self) -> None:
+        """The epoch was given to its end."""
+        self._start = None
+
+    def state(self) -> dict[str, Any]:
+        """See `Order`."""
+        if self.refuses and self._start is not None:
+            return {_KEY: {"refuses": self.refuses}}
+        if self._start is None:
+            own = [generator.get_state() for generator in self._own]
+            return {_KEY: {"own": own, "refuses": ""}}
+        return {
+            _KEY: {
+                **self._start,
+                "base": self.base,
+                "after": dict(self.after),
+                "digest": self._digest(),
+                "refuses": "",
+            }
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Order`.
+
+        Raises:
+            UsageError: the position is of another kind of loader, or one that cannot be gone to.
+        """
+        if _KEY not in state:
+            raise UsageError(
+                "this position is not one of a DataLoader that was taken over: its order is another"
+            )
+        resume = state[_KEY]
+        if resume["refuses"] and state["batch"]:
+            raise UsageError(
+                f"the epoch cannot be gone on with from batch {state['batch']}: "
+                f"{resume['refuses']}; begin the epoch anew, or use hasten.Loader for its data set"
+            )
+        self._resume = None if resume["refuses"] else resume
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the samplers that want to know."""
+        loader = self._loader
+        for sampler in (loader.sampler, loader.batch_sampler):
+            tell = getattr(sampler, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
+
+
+def fork_is_there() -> bool:
+    """Whether processes can be started that begin as this one is, without its script run again."""
+    return "fork" in torch.multiprocessing.get_all_start_methods()

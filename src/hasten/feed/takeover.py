@@ -1,0 +1,394 @@
+"""The plans for a DataLoader that was taken over, each with the results of iterating it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from hasten.devices import runtime
+from hasten.errors import DataError, UsageError
+from hasten.feed import randomness, tables
+from hasten.feed.asgiven import AsGiven
+from hasten.feed.choose import Planner, cores
+from hasten.feed.draws import Draws, Foreseen, LateOrder
+from hasten.feed.executor import Items, placed
+from hasten.feed.foresight import MadeAhead, Sought, TableAhead, tried
+from hasten.feed.options import Options
+from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, Virtual, plan_of
+from hasten.feed.place import Ahead
+from hasten.feed.plan import Plan
+from hasten.feed.sources import Gather, OnDevice, Report
+from hasten.feed.taken import TakenOrder, left_as_it_is
+
+_log = logging.getLogger("hasten.feed")
+
+Device = torch.device | None
+
+
+class TakenFeeds:
+    """Has the place of `Feeds` in a Loader that stands for a DataLoader."""
+
+    def __init__(self, loader: Any, options: Options, order: TakenOrder, report: Report) -> None:
+        self._loader = loader
+        self._options = options
+        self._order = order
+        self._report = report
+        self._maker = AsGiven(
+            options.dataset,
+            loader.collate_fn,
+            skip_errors=options.on_error == "skip",
+            batched=loader.batch_sampler is not None,
+        )
+        self._left = left_as_it_is(loader)
+        self._table: tables.Table | None = None
+        self._plans: dict[Device, Plan] = {}
+        self._sources: dict[Device, Any] = {}
+        self._changes: list[tuple[Plan, Plan]] = []
+        self._now = _Now()
+
+    def plan(self, device: Device) -> Plan:
+        """See `Feeds.plan`."""
+        if device not in self._plans:
+            with _unmoved():
+                self._plans[device] = self._chosen(device)
+            _log.info("feed: %s", self._plans[device])
+        return self._plans[device]
+
+    def explain(self, device: Device) -> str:
+        """See `Feeds.explain`."""
+        changes = [f"  changed from {old} to {new}" for old, new in self._changes]
+        return "\n".join([self.plan(device).explain(), *changes])
+
+    def close(self) -> None:
+        """See `Feeds.close`."""
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+        self._plans.clear()
+
+    def items(self, device: Device, ahead: Ahead | None, epoch: int, first: int) -> Items:
+        """See `Feeds.items`."""
+        # Drawn from now on, not when the first batch is asked for: so does iter(loader).
+        plan, order = self.plan(device), self._order
+        if self._left:
+            with order.from_start(first) as resume:
+                batches = iter(self._loader)
+                if resume is not None:
+                    order.check_unmoved(lambda: sum(1 for _ in islice(batches, first)))
+            return self._as_it_is(batches, plan, device, ahead, epoch, first)
+        if self._loader.num_workers:
+            draws, _ = order.begin(first)
+            return self._of_workers(draws, plan, device, ahead, epoch, first)
+        if plan.name == "processes" or (plan.name == "gather" and plan.ahead_batches):
+            draws, foreseen = order.begin(first, foresee=True)
+            if foreseen is not None:
+                return self._made_ahead(draws, foreseen, plan, device, ahead, epoch, first)
+            self._change(device, plan, "its sampler cannot be copied")
+            plan = self.plan(device)
+        else:
+            draws, _ = order.begin(first)
+        return self._direct(draws, plan, device, ahead, epoch, first)
+
+    def _as_it_is(
+        self, batches: Any, plan: Plan, device: Device, ahead: Ahead | None, epoch: int, first: int
+    ) -> Items:
+        """Iterating the DataLoader itself."""
+        try:
+            yield from self._placed(_numbered(batches, first), plan, ahead, device, epoch)
+            self._order.end()
+        finally:
+            shut = getattr(batches, "_shutdown_workers", None)
+            if shut is not None and not self._loader.persistent_workers:
+                shut()
+
+    def _direct(
+        self, draws: Draws, plan: Plan, device: Device, ahead: Ahead | None, epoch: int, first: int
+    ) -> Items:
+        """Without workers: each batch is made when the loop asks for it."""
+        drawn = _Direct(draws, self._order)
+        if plan.name in ("gather", "resident"):
+            host = self._of_table(plan, device, drawn).batches(0, first)
+        else:
+            host = self._inline(drawn.batches(0, first), first)
+        yield from self._placed(host, plan, ahead, device, epoch)
+        self._order.end()
+
+    def _inline(self, indices: Iterator[Any], first: int) -> Items:
+        for number, wanted in enumerate(indices, first):
+            made = self._maker.make(0, number, wanted)
+            for index, message in made.skipped:
+                self._report(index, message)
+            if not made.empty:
+                yield number, made.batch, wanted if made.kept is None else made.kept
+            del made
+
+    def _made_ahead(
+        self,
+        draws: Draws,
+        foreseen: Foreseen,
+        plan: Plan,
+        device: Device,
+        ahead: Ahead | None,
+        epoch: int,
+        first: int,
+    ) -> Items:
+        """Without workers: what is made ahead is given where it is what would be made now."""
+        checked = self._checked(draws, foreseen, plan, device, ahead, first)
+        after = replace(plan, pinned=False, copied=False, ahead_batches=0)
+        yield from self._placed(checked, after, ahead, device, epoch)
+        self._order.end()
+
+    def _checked(
+        self,
+        draws: Draws,
+        foreseen: Foreseen,
+        plan: Plan,
+        device: Device,
+        ahead: Ahead | None,
+        first: int,
+    ) -> Items:
+        order, plain = self._order, replace(plan, transformed=False)
+        number, wanted, trouble = first, None, ""
+        source: Sought = (
+            TableAhead(self._table, plan)
+            if plan.name == "gather" and self._table is not None
+            else MadeAhead(self._maker, self._options, plan)
+        )
+        items = self._placed(source.batches(foreseen, first), plain, ahead, device, 0)
+        try:
+            for number, batch, indices in items:
+                wanted = next(draws, None)
+                if wanted is None:
+                    break
+                batch, trouble = source.checked(number, batch, wanted, device)
+                if trouble and batch is None:
+                    break
+                order.note(wanted)
+                wanted = None
+                yield number, batch, indices
+                del batch
+                number += 1
+                if trouble:
+                    break
+        finally:
+            items.close()
+            source.close()
+        trouble = trouble or source.trouble
+        if trouble:
+            self._change(device, plan, trouble)
+        rest = self._inline(_Direct(draws, order, wanted).batches(0, number), number)
+        yield from self._placed(rest, replace(plain, ahead_batches=0), ahead, device, 0)
+
+    def _change(self, device: Device, plan: Plan, trouble: str) -> None:
+        _log.info("feed: inline from here on: %s", trouble)
+        now = replace(
+            plan,
+            name="inline",
+            reason=trouble,
+            workers=0,
+            prefetch_batches=0,
+            ahead_batches=0,
+            blocked="a batch is made when the loop asks for it, to keep the results",
+        )
+        if self._plans.get(device) == plan:
+            self._plans[device] = now
+            self._changes.append((plan, now))
+
+    def _of_workers(
+        self, draws: Draws, plan: Plan, device: Device, ahead: Ahead | None, epoch: int, first: int
+    ) -> Items:
+        """With workers: the draws of the loop's thread are made as each batch is given."""
+        order = self._order
+        if plan.name in ("gather", "resident"):
+            source = self._of_table(plan, device, _Known(draws))
+            running = Running(draws, source.batches(0, first))
+            running.begin(first)
+        else:
+            running = self._source(plan, device).run(draws, first)
+        placed = self._placed(running.items, plan, ahead, device, epoch)
+        try:
+            for item in placed:
+                running.given(item[0], order)
+                order.note(item[2])
+                yield item
+                del item
+            order.end()
+        finally:
+            placed.close()
+            running.items.close()
+
+    def _placed(
+        self, items: Items, plan: Plan, ahead: Ahead | None, device: Device, epoch: int
+    ) -> Items:
+        """The same where they are wanted, transformed there."""
+        given = placed(plan, items, ahead, self._options, device, epoch)
+        try:
+            yield from given[-1]
+        finally:
+            for running in reversed(given):
+                running.close()
+
+    def _source(self, plan: Plan, device: Device) -> Any:
+        found = self._sources.get(device)
+        if found is None:
+            loader, order = self._loader, self._order
+            if self._options.iterable:
+                found = OriginalStream(loader, self._options, order, _log.warning)
+            elif plan.name == "processes":
+                found = OriginalWorkers(loader, self._options, self._maker, order, self._report)
+            else:
+                found = Virtual(loader, self._maker, order, self._report)
+            self._sources[device] = found
+        return found
+
+    def _of_table(self, plan: Plan, device: Device, order: Any) -> Any:
+        assert self._table is not None
+        if plan.name == "gather" or device is None:
+            return Gather(self._table, order, pin=plan.pinned)
+        self._now.order = order
+        found = self._sources.get(device)
+        if found is None:
+            found = self._sources[device] = OnDevice(self._table, self._now, device)
+        return found
+
+    def _chosen(self, device: Device) -> Plan:
+        plan = self._of_host(device)
+        given = self._options.device_transform is not None and device is not None
+        plan = replace(plan, transformed=given)
+        if device is None or runtime.is_host(device):
+            pin = self._loader.pin_memory and runtime.accelerator() is not None
+            return replace(plan, pinned=bool(pin))
+        if plan.name == "resident":
+            return plan
+        drawn, most = self._order.ahead, 0
+        if drawn:
+            most = min(2, drawn)
+        elif plan.name in ("processes", "gather"):
+            most = 2
+        blocked = ""
+        if self._left or not most:
+            most, blocked = 0, "a batch is made when the loop asks for it, to keep the results"
+        elif not runtime.can_overlap(device):
+            most, blocked = 0, f"{device.type} has no asynchronous copies that are safe"
+        return replace(
+            plan,
+            pinned=runtime.can_pin(device),
+            copied=True,
+            ahead_batches=most,
+            blocked=blocked,
+        )
+
+    def _of_host(self, device: Device) -> Plan:
+        loader, asked = self._loader, self._options.plan
+        if self._left:
+            if asked not in ("auto", "inline"):
+                raise UsageError(f"plan={asked!r} cannot keep its results: {self._left}")
+            return Plan(name="inline", reason=f"the DataLoader as it is: {self._left}")
+        workers = loader.num_workers
+        kept = f"num_workers={workers} of the DataLoader, whose draws depend on it"
+        if self._options.iterable:
+            if asked not in ("auto", "processes"):
+                raise UsageError(f"plan={asked!r} is not for a stream that worker processes share")
+            return plan_of(loader, kept)
+        told = loader.worker_init_fn is not None and workers > 0
+        if asked in ("auto", "gather", "resident"):
+            if self._table is None and loader.batch_sampler is not None and not told:
+                self._table = tables.recognise(loader.dataset, loader.collate_fn)
+            if asked != "auto" and told:
+                raise UsageError(
+                    f"plan={asked!r}: worker_init_fn may set up the data set in each worker, so "
+                    "only worker processes keep the results"
+                )
+            if self._table is not None or asked != "auto":
+                found = Planner(self._options, self._maker, self._table).plan(device)
+                return replace(found, pinned=False, ahead_batches=0, blocked="")
+        if asked == "inline":
+            return Plan(name="inline", reason="asked for")
+        if workers:
+            return plan_of(loader, kept)
+        if asked == "processes":
+            count = max(1, cores() - 1)
+            return Plan(name="processes", reason="asked for", workers=count,
+                        prefetch_batches=2 * count)  # fmt: skip
+        return tried(self._maker, self._options, self._order)
+
+
+class _Direct(LateOrder):
+    """Of a DataLoader without workers: drawn when it is asked for."""
+
+    def __init__(self, draws: Draws, order: TakenOrder, wanted: Any = None) -> None:
+        self._draws = draws
+        self._order = order
+        self._wanted = wanted  # drawn already
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        if self._wanted is not None:
+            self._order.note(self._wanted)
+            yield self._wanted
+        for indices in _rest(self._draws):
+            self._order.note(indices)
+            yield indices
+
+
+class _Known(LateOrder):
+    """Of a DataLoader with workers: as far as it is drawn."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        while self._draws.known:
+            yield self._draws.known.popleft()
+
+
+class _Now(LateOrder):
+    """That of the epoch which begins now: for what lasts over epochs."""
+
+    order: LateOrder
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        return self.order.batches(epoch, first)
+
+
+def _rest(draws: Draws) -> Iterator[Any]:
+    while True:
+        try:
+            indices = next(draws)
+        except StopIteration:
+            return
+        yield indices
+
+
+@contextmanager
+def _unmoved() -> Iterator[None]:
+    """Whatever is drawn inside leaves the global generators as they were."""
+    before = randomness.save()
+    try:
+        yield
+    finally:
+        randomness.restore(before, randomness.touched(before))
+
+
+def _numbered(batches: Iterator[Any], first: int) -> Items:
+    number = first
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise DataError(
+                f"the DataLoader raised {type(error).__name__} at batch {number}: {error}"
+            ) from error
+        yield number, batch, None
+        del batch
+        number += 1
