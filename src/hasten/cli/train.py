@@ -103,7 +103,7 @@ def train(
         ),
     ] = None,
     augment: Annotated[
-        str | None, typer.Option(help="auto, light or none. (default: auto)")
+        str | None, typer.Option(help="auto, light, strong or none. (default: auto)")
     ] = None,
     cache: Annotated[
         str | None,

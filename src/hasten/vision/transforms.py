@@ -1,9 +1,10 @@
-"""What is done to a whole batch of images on the device: normalising and light augmentation.
+"""What is done to images, in batches on the device or one by one: normalising and augmentation.
 
 A transform is a callable ``(batch, rng) -> batch``. The batch is the ``(images, labels)`` that
 the loader yields: images uint8 [B, C, H, W], which is what travels to the device, and labels
-int64 [B]. ``rng`` is a :class:`hasten.feed.SampleRandom`; everything random comes from
-``rng.uniform(columns)``, so that the same sample gets the same change on every device and plan.
+int64 [B]; or images alone, or a single one [C, H, W], which gives the same bits. ``rng`` is a
+:class:`hasten.feed.SampleRandom`; everything random comes from ``rng.uniform(columns)``, so that
+the same sample gets the same change in every batch, plan and process.
 Nothing here waits for the device.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -20,33 +21,32 @@ from hasten.devices import runtime
 from hasten.errors import CheckpointError, UsageError
 from hasten.feed.buffers import Ring
 
-Batch = tuple[Tensor, Tensor]
+from .colour import ColourJitter, RandomErasing
+from .geometry import RandomResizedCrop
+from .operations import RandomOperations
+from .transform_base import Batch, PixelTransform, Random, Transform, finite, need, whole
+
+__all__ = [
+    "Batch",
+    "ColourJitter",
+    "Compose",
+    "Cutout",
+    "Normalize",
+    "Random",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomHorizontalFlip",
+    "RandomOperations",
+    "RandomResizedCrop",
+    "Transform",
+    "from_config",
+]
 
 _NORMALISED_KEPT = 4  # batches whose memory waits to be used again
 _CONFIG_DEPTH = 8  # of Compose inside Compose; a checkpoint's JSON is not trusted
 
 
-class Random(Protocol):
-    """Where transforms get their randomness; :class:`hasten.feed.SampleRandom` is one."""
-
-    def uniform(self, columns: int) -> Tensor:
-        """Float32 [B, columns] in [0, 1) on the batch's device; each call draws anew."""
-        ...
-
-
-class Transform(Protocol):
-    """Any of the transforms below."""
-
-    def __call__(self, batch: Batch, rng: Random | None) -> Batch:
-        """Return the changed batch; the given one is left as it was."""
-        ...
-
-    def to_config(self) -> dict[str, Any]:
-        """Return what :func:`from_config` rebuilds it from: plain JSON values."""
-        ...
-
-
-class Normalize:
+class Normalize(PixelTransform):
     """uint8 [B, C, H, W] -> float32 [B, C, H, W] of ``(pixel / 255 - mean) / std`` a channel.
 
     Floating-point images are taken to be scaled to 0..1 already.
@@ -91,14 +91,12 @@ class Normalize:
             )
         return self._constants[key]
 
-    def __call__(self, batch: Batch, rng: Random | None = None) -> Batch:
+    def change(self, images: Tensor, rng: Random | None = None) -> Tensor:
         """Normalise the images; draws nothing.
 
         Raises:
-            UsageError: the images are not [B, C, H, W] with this transform's number of channels.
+            UsageError: the images do not have this transform's number of channels.
         """
-        images, *rest = batch
-        _check_images(images, "Normalize")
         if images.shape[1] != len(self.mean):
             raise UsageError(
                 f"Normalize has statistics for {len(self.mean)} channel(s) but the images are "
@@ -106,7 +104,7 @@ class Normalize:
             )
         scale, shift = self._scale_and_shift(images.device, not images.is_floating_point())
         pixels = self._memory_for(images).copy_(images)
-        return (pixels.mul_(scale).add_(shift), *rest)  # type: ignore[return-value]
+        return pixels.mul_(scale).add_(shift)
 
     def _memory_for(self, images: Tensor) -> Tensor:
         """float32 of the images' shape, on their device."""
@@ -139,7 +137,7 @@ class Normalize:
         return f"Normalize(mean={self.mean}, std={self.std}, channels_last={self.channels_last})"
 
 
-class RandomHorizontalFlip:
+class RandomHorizontalFlip(PixelTransform):
     """Mirror each image left to right with the given probability.
 
     Raises:
@@ -151,12 +149,10 @@ class RandomHorizontalFlip:
         if not 0 <= self.probability <= 1:
             raise UsageError(f"a flip's probability is within 0..1, not {probability}")
 
-    def __call__(self, batch: Batch, rng: Random | None) -> Batch:
+    def change(self, images: Tensor, rng: Random | None) -> Tensor:
         """Flip; one column is drawn."""
-        images, *rest = batch
-        _check_images(images, "RandomHorizontalFlip")
-        flip = _need(rng, self).uniform(1)[:, 0] < self.probability
-        return (torch.where(flip[:, None, None, None], images.flip(3), images), *rest)  # type: ignore[return-value]
+        flip = need(rng, self).uniform(1)[:, 0] < self.probability
+        return torch.where(flip[:, None, None, None], images.flip(3), images)
 
     def to_config(self) -> dict[str, Any]:
         """Return plain JSON values; see :func:`from_config`."""
@@ -166,7 +162,7 @@ class RandomHorizontalFlip:
         return f"RandomHorizontalFlip({self.probability})"
 
 
-class RandomCrop:
+class RandomCrop(PixelTransform):
     """Shift each image by up to ``padding`` pixels each way; what comes in at the edge is ``fill``.
 
     Raises:
@@ -174,22 +170,20 @@ class RandomCrop:
     """
 
     def __init__(self, padding: int, *, fill: float = 0) -> None:
-        self.padding = _whole(padding, "RandomCrop's padding", least=1)
-        self.fill = _finite(fill, "RandomCrop's fill")
+        self.padding = whole(padding, "RandomCrop's padding", least=1)
+        self.fill = finite(fill, "RandomCrop's fill")
 
-    def __call__(self, batch: Batch, rng: Random | None) -> Batch:
+    def change(self, images: Tensor, rng: Random | None) -> Tensor:
         """Crop; two columns are drawn."""
-        images, *rest = batch
-        _check_images(images, "RandomCrop")
         count, _, height, width = images.shape
         places = 2 * self.padding + 1
         padded = torch.nn.functional.pad(images, [self.padding] * 4, value=self.fill)
         # A view with every crop of every image; the index then copies one crop of each, whole
         # rows at a time. No loop, and no offset has to come back from the device.
         crops = padded.unfold(2, height, 1).unfold(3, width, 1)
-        offset = (_need(rng, self).uniform(2) * places).long().clamp_(max=places - 1)
+        offset = (need(rng, self).uniform(2) * places).long().clamp_(max=places - 1)
         which = torch.arange(count, device=images.device)
-        return (crops[which, :, offset[:, 0], offset[:, 1]], *rest)  # type: ignore[return-value]
+        return crops[which, :, offset[:, 0], offset[:, 1]]
 
     def to_config(self) -> dict[str, Any]:
         """Return plain JSON values; see :func:`from_config`."""
@@ -199,7 +193,7 @@ class RandomCrop:
         return f"RandomCrop({self.padding}, fill={self.fill})"
 
 
-class Cutout:
+class Cutout(PixelTransform):
     """Blank a square of ``size`` pixels in each image, centred anywhere, clipped at the edges.
 
     Raises:
@@ -207,21 +201,19 @@ class Cutout:
     """
 
     def __init__(self, size: int, *, fill: float = 0) -> None:
-        self.size = _whole(size, "Cutout's size", least=1)
-        self.fill = _finite(fill, "Cutout's fill")
+        self.size = whole(size, "Cutout's size", least=1)
+        self.fill = finite(fill, "Cutout's fill")
 
-    def __call__(self, batch: Batch, rng: Random | None) -> Batch:
+    def change(self, images: Tensor, rng: Random | None) -> Tensor:
         """Blank; two columns are drawn."""
-        images, *rest = batch
-        _check_images(images, "Cutout")
-        drawn = _need(rng, self).uniform(2)
+        drawn = need(rng, self).uniform(2)
         masks = []
         for column, length in enumerate(images.shape[2:]):
             start = (drawn[:, column] * length).long().clamp_(max=length - 1) - self.size // 2
             place = torch.arange(length, device=images.device)[None] - start[:, None]
             masks.append((place >= 0) & (place < self.size))
         square = masks[0][:, None, :, None] & masks[1][:, None, None, :]
-        return (images.masked_fill(square, self.fill), *rest)  # type: ignore[return-value]
+        return images.masked_fill(square, self.fill)
 
     def to_config(self) -> dict[str, Any]:
         """Return plain JSON values; see :func:`from_config`."""
@@ -237,7 +229,11 @@ class Compose:
     def __init__(self, transforms: Sequence[Transform]) -> None:
         self.transforms = tuple(transforms)
 
-    def __call__(self, batch: Batch, rng: Random | None) -> Batch:
+    @overload
+    def __call__(self, batch: Tensor, rng: Random | None = None) -> Tensor: ...
+    @overload
+    def __call__(self, batch: Batch, rng: Random | None = None) -> Batch: ...
+    def __call__(self, batch: Any, rng: Random | None = None) -> Any:
         """Apply each in turn."""
         for transform in self.transforms:
             batch = transform(batch, rng)
@@ -254,7 +250,7 @@ class Compose:
 def from_config(config: Mapping[str, Any]) -> Transform:
     """Rebuild a transform from what its ``to_config`` gave, as read from a checkpoint's JSON.
 
-    Only the transforms of this module are built; nothing named in the JSON is imported or run.
+    Only hasten's own transforms are built; nothing named in the JSON is imported or run.
 
     Raises:
         CheckpointError: the name is unknown, or an argument is missing, unknown or unusable.
@@ -269,10 +265,14 @@ def _compose(depth: int, transforms: object) -> Transform:
 
 
 _KNOWN: dict[str, Callable[..., Transform]] = {
+    "colour_jitter": ColourJitter,
     "cutout": Cutout,
     "normalize": Normalize,
     "random_crop": RandomCrop,
+    "random_erasing": RandomErasing,
     "random_horizontal_flip": RandomHorizontalFlip,
+    "random_operations": RandomOperations,
+    "random_resized_crop": RandomResizedCrop,
 }
 
 
@@ -297,26 +297,3 @@ def _from_config(config: object, depth: int) -> Transform:
         f"the stored transform {name!r:.100} is unknown to this version of hasten; known: {known}. "
         "Use the version that wrote the checkpoint, or train anew"
     )
-
-
-def _check_images(images: Tensor, who: str) -> None:
-    if images.dim() != 4:
-        raise UsageError(f"{who} takes images [B, C, H, W], not {list(images.shape)}")
-
-
-def _need(rng: Random | None, who: object) -> Random:
-    if rng is None:
-        raise UsageError(f"{who} is random and needs an rng; give one, or leave it out")
-    return rng
-
-
-def _whole(value: object, what: str, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{what} is a whole number from {least} up, not {value!r}")
-    return value
-
-
-def _finite(value: float, what: str) -> float:
-    if not math.isfinite(value):
-        raise UsageError(f"{what} is a finite number, not {value!r}")
-    return value

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hasten.errors import DataError
+from hasten.vision.transforms import Transform
 
-from .image_data import ImageData, from_tensors, light_augmentation
+from .image_data import ImageData, from_tensors, light_augmentation, strong_augmentation
 from .split import DEFAULT_FRACTION, stratified
 
 _BRIGHTEST = 16
@@ -28,7 +29,8 @@ def load_digits(
         val_fraction: share of validation images; None is 0.2.
         seed: of the split.
         image_size: side to resize to; None keeps 8.
-        augment: ``light`` shifts by up to a pixel; ``auto`` and ``none`` leave the images alone.
+        augment: ``light`` shifts by up to a pixel, ``strong`` also changes shapes and levels;
+            ``auto`` and ``none`` leave the images alone.
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -46,9 +48,16 @@ def load_digits(
         part(train),
         part(val),
         classes=tuple(str(digit) for digit in range(10)),
-        augment=light_augmentation(padding=1, mirror=False) if augment == "light" else [],
+        augment=_changes(augment),
         image_size=image_size,
     )
+
+
+def _changes(augment: str) -> list[Transform]:
+    if augment not in ("light", "strong"):
+        return []
+    shifts = light_augmentation(padding=1, mirror=False)
+    return [*shifts, *strong_augmentation()] if augment == "strong" else shifts
 
 
 def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:

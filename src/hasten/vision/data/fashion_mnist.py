@@ -18,7 +18,7 @@ from hasten.vision.transforms import RandomHorizontalFlip, Transform
 
 from . import idx
 from .download import Opener, fetch, open_url
-from .image_data import ImageData, from_tensors, light_augmentation
+from .image_data import ImageData, from_tensors, light_augmentation, strong_augmentation
 
 CLASSES = (
     "T-shirt/top",
@@ -147,7 +147,10 @@ def load_fashion_mnist(
 def _changes(augment: str) -> list[Transform]:
     if augment == "auto":
         return [RandomHorizontalFlip()]
-    return light_augmentation(padding=2, mirror=True) if augment == "light" else []
+    if augment == "none":
+        return []
+    light = light_augmentation(padding=2, mirror=True)
+    return [*light, *strong_augmentation()] if augment == "strong" else light
 
 
 def _cache() -> Path | None:

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset
 from hasten.errors import DataError, UsageError
 from hasten.vision import cutting, decode
 from hasten.vision.file_names import show
-from hasten.vision.transforms import Normalize
+from hasten.vision.transforms import Compose, Normalize
 
 from .copies import Copies, store_of
-from .image_data import ImageData
+from .image_data import ImageData, strong_augmentation
 from .inspection import inspect
 from .layout import Layout, Part, find_labelled, find_layout, listed, promises_image
 from .preparation import Preparation, random_crop
@@ -155,7 +155,8 @@ def load_folder(
         seed: of the split and of the sample that the statistics are computed from.
         image_size: side of the square images in pixels; None chooses from the data.
         channels: 3 for RGB, 1 for grey.
-        augment: ``auto`` and ``light`` take random parts of training images; ``none`` does not.
+        augment: ``auto``, ``light`` and ``strong`` take random parts of training images, ``strong``
+            also changes their shapes and colours; ``none`` leaves them alone.
         cache: where decoded copies are kept: ``none``, ``ram`` or ``disk``.
         cache_bytes: that they take at most; None chooses.
         say: told what was passed over or takes long, a line of text each.
@@ -227,7 +228,9 @@ def load_folder(
         std=std,
         train_counts=tuple(counts[0].tolist()),
         val_counts=tuple(counts[1].tolist()),
-        train_transform=normalize,
+        train_transform=Compose([*strong_augmentation(), normalize])
+        if augment == "strong"
+        else normalize,
         val_transform=normalize,
         preparation=preparation,
         problems=problems,

@@ -15,7 +15,9 @@ from hasten.vision.transforms import (
     Compose,
     Normalize,
     RandomCrop,
+    RandomErasing,
     RandomHorizontalFlip,
+    RandomOperations,
     Transform,
 )
 
@@ -24,7 +26,7 @@ from .problems import Problems
 from .statistics import channel_statistics
 
 _MOST_BYTES = 8 << 30  # of a data set resized in memory
-AUGMENT = ("auto", "light", "none")
+AUGMENT = ("auto", "light", "strong", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,11 @@ def light_augmentation(*, padding: int, mirror: bool) -> list[Transform]:
     """
     flips: list[Transform] = [RandomHorizontalFlip()] if mirror else []
     return [*flips, RandomCrop(padding)]
+
+
+def strong_augmentation() -> list[Transform]:
+    """Return changes of shape, colour and level, and rectangles that are blanked."""
+    return [RandomOperations(2, 0.3), RandomErasing(0.25)]
 
 
 def check_augment(augment: str) -> None:
