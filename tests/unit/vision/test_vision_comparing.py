@@ -122,6 +122,8 @@ VALUES = {
     "compile": ("no,yes", (False, True)),
     "device": ("cpu,auto", ("cpu", "auto")),
     "num_workers": ("0,auto", (0, "auto")),
+    "strategy": ("auto,ddp", ("auto", "ddp")),
+    "sync_batchnorm": ("on,off", (True, False)),
     "plan": ("gather,inline", ("gather", "inline")),
     "seed": ("0,1", (0, 1)),
     "checkpoint_every": ("never,500 steps", ("never", "500 steps")),
