@@ -28,6 +28,7 @@ _DEVICE_WORDS = (
     "device type tensor to numpy",
     "CUDA out of memory",
     "CUDA error",
+    "DistributedDataParallel device_ids and output_device arguments only work",
 )
 
 
@@ -51,6 +52,7 @@ class Rehearsal:
         from hasten.script.rehearsal.saving import Saving
         from hasten.script.rehearsal.steps import Steps
         from hasten.script.rehearsal.waits import Waits
+        from hasten.script.rehearsal.world import World
 
         self.request, self.folder = request, folder
         self.program = Program(request)
@@ -71,6 +73,7 @@ class Rehearsal:
         self.habits = Habits(self.territory, self.modules, self.collected)
         self.saving = Saving(self.territory, self.collected, self.steps)
         self.graphs = Graphs(self.territory, self.collected)
+        self.world = World(self.territory)
         self.overlay = None if request.keep else Overlay(folder)
         self.guard = Guard(request.timeout_s, self.territory, self._give_up, self._abandon)
         self.process = os.getpid()
@@ -124,6 +127,7 @@ class Rehearsal:
         self.loaders.install()
         self.borders.install()
         self.habits.install()
+        self.world.install()
         watch_parallel(self.territory, self.collected)
         if self.overlay is not None:
             self.overlay.install()
@@ -251,6 +255,8 @@ class Rehearsal:
                 f"{cut} {'loop was' if cut == 1 else 'loops were'} ended early, after "
                 f"{self.request.steps} optimizer steps or two epochs"
             )
+        if self.world.used:
+            said.append("the script is made for several processes: it ran as rank 0 of 1")
         if self.started_processes:
             said.append("the script started processes of its own: what they did was not watched")
         if self.overlay is not None and self.overlay.written:
