@@ -33,6 +33,11 @@ _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
 _MOST_WORKERS = 16
 _MOST_THREADS = 8
+_FREE = 0.75  # share of the time that the interpreter's lock must be free, for threads to pay
+_FIRST_WAITING = 4  # processes to begin with where samples wait: each takes some 50 ms to start
+_HEAD_S = 0.1  # what they take to bring their first batch
+_MOST_HEAD = 3
+_NICENESS = 5  # a third of a core against a step that wants it, and all that it leaves
 _MOST_AHEAD = 8  # batches a worker
 _RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WAITS = "mostly waiting"
@@ -173,7 +178,8 @@ class Planner:
         if self._batch_s(cost) < _CHEAP_BATCH_S:
             return Plan(name="inline", reason=f"{each}, too cheap to hand over")
         have, waits = cores(), cost.busy <= 0.5 and not cost.cut
-        if maker.fetch is not None and (waits or cost.cut or cost.free > 0.5 or have == 1):
+        free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
+        if maker.fetch is not None and (waits or cost.cut or free > _FREE or have == 1):
             if not waits:
                 return self._threads(have, each)
             wanted = min(_MOST_WORKERS, math.ceil(have / max(cost.busy, 0.05)))
@@ -182,7 +188,7 @@ class Planner:
             if waits:
                 wanted = min(_MOST_THREADS, math.ceil(have / max(cost.busy, 0.05)))
                 return self._threads(self._within_memory(wanted), f"{each}, {_WAITS}")
-            if cost.free > 0.5 and have > 1:
+            if cost.free is not None and cost.free > _FREE and have > 1:
                 return self._threads(have, f"{each}, which leave the interpreter's lock free")
         if maker.fetch is None and waits and not cost.draws:
             return self._threads(1, f"{each}, {_WAITS}")
@@ -197,7 +203,9 @@ class Planner:
         have, size = cores(), self._options.batch_size or 1
         waits = cost.busy <= 0.5 and not cost.cut
         wanted = math.ceil(have / max(cost.busy, 0.05)) if waits else have
-        wanted = min(wanted, _MOST_WORKERS, max(1, -(-self._count() // size)))
+        wanted = min(
+            wanted, max(_FIRST_WAITING, have), _MOST_WORKERS, max(1, -(-self._count() // size))
+        )
         room, batch_bytes = _shared_memory_free(), cost.bytes * size
         fits = room // (4 * batch_bytes) if batch_bytes and room is not None else wanted
         if fits < 1:
@@ -207,7 +215,11 @@ class Planner:
         within = self._within_memory(min(wanted, fits))
         if within < min(wanted, fits):
             reason += f", memory for {within} workers' batches"
-        return self._processes(within, reason)
+        # What a sample opens here would be shared with workers that are forked later.
+        alone = cost.opens or cost.cut
+        head = 0 if alone else min(_MOST_HEAD, math.ceil(_HEAD_S / self._batch_s(cost)))
+        plan = self._processes(within, reason)
+        return replace(plan, head_batches=head, niceness=_NICENESS, kept=True)
 
     def _measure(self) -> Measured | None:
         if not self._measured:

@@ -28,7 +28,8 @@ TRIAL_S = 0.5
 _TRIAL_SAMPLES = 64
 _PATIENCE_S = 0.9  # a child that has not answered by then is not waited for
 _TICK_S = 0.0005
-_LATE_S = 0.001  # a thread that got the interpreter so late has waited for its lock
+_LATE_S = 0.0001  # a thread that got the interpreter so late has waited for its lock
+_IDLE_S = 0.006  # in which it is seen how late one comes anyway
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,10 @@ class Measured:
 
     Attributes:
         samples: that were tried and came.
-        seconds: of one, by the clock; of its processor time where `cpu_seconds`.
-        queued_seconds: of `seconds`, spent waiting for a core that others had.
-        free: share of the time in which the interpreter's lock could be had by another thread.
+        seconds: of one, by the clock, without what it waited for a core that others had;
+            of its processor time where `cpu_seconds`.
+        free: share of the time in which another thread can have the interpreter's lock; None
+            where samples are too short to tell.
         collate_seconds: to make one batch of samples that are there.
         bytes: of the tensors and arrays in one sample.
         draws: the global random generators that samples or the collate function drew from.
@@ -50,8 +52,7 @@ class Measured:
     samples: int
     seconds: float
     cpu_seconds: float
-    queued_seconds: float = 0.0
-    free: float = 0.0
+    free: float | None = None
     collate_seconds: float = 0.0
     bytes: int = 0
     draws: frozenset[str] = frozenset()
@@ -61,8 +62,7 @@ class Measured:
     @property
     def busy(self) -> float:
         """Share of a sample's time in which it computes; the rest it waits, as for a disk."""
-        took = self.seconds - self.queued_seconds
-        return min(1.0, self.cpu_seconds / took) if took > 0 else 1.0
+        return min(1.0, self.cpu_seconds / self.seconds) if self.seconds > 0 else 1.0
 
 
 def measure(
@@ -72,6 +72,7 @@ def measure(
     *,
     clock: Clock = time.perf_counter,
     cpu_clock: Clock = time.thread_time,
+    queued: Clock | None = None,
 ) -> Measured | None:
     """Time some samples, spread over the data set, in this process; None where none came.
 
@@ -79,6 +80,7 @@ def measure(
 
     Args:
         batch: samples that are collated for a batch.
+        queued: seconds that this thread has waited for a core; asked of the system if None.
     """
     if count == 0:
         return None
@@ -86,29 +88,34 @@ def measure(
     outside = randomness.save()
     files = _files()
     samples: list[Any] = []
-    seconds = cpu = queued = 0.0
+    seconds = cpu = 0.0
     timed = size = 0
     begin = clock()
     with _Queue() as queue, _Lock() as lock:
+        # Not asked for each sample: reading a file would let go of the interpreter's lock.
+        waited = queued or queue.waited
+        waited_s = -waited()
         try:
             for number in range(tries):
-                started, cpu_started, queued_started = clock(), cpu_clock(), queue.waited()
+                started, cpu_started = clock(), cpu_clock()
                 try:
                     sample = maker.sample(0, number * count // tries)
                 except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
                     continue
                 ended = clock()
                 if timed == 1 and len(samples) == 1:  # the first warms up what all of them need
-                    seconds = cpu = queued = 0.0
+                    seconds = cpu = 0.0
                     timed = size = 0
                 seconds, cpu = seconds + ended - started, cpu + cpu_clock() - cpu_started
-                queued += queue.waited() - queued_started
                 size += _bytes(sample)
                 timed += 1
                 samples.append(sample)
                 if ended - begin > TRIAL_S:
                     break
+            waited_s += waited()
             collate_s = _collating(maker, samples, batch, clock) if samples else 0.0
+            each_s = max(cpu, seconds - waited_s) / max(1, timed)
+            free = lock.free(each_s)
             draws = randomness.touched(outside) | maker.uses
         finally:
             randomness.restore(outside)
@@ -116,10 +123,9 @@ def measure(
         return None
     return Measured(
         samples=len(samples),
-        seconds=seconds / timed,
+        seconds=each_s,
         cpu_seconds=cpu / timed,
-        queued_seconds=queued / timed,
-        free=lock.free,
+        free=free,
         collate_seconds=collate_s,
         bytes=size // timed,
         draws=draws,
@@ -207,24 +213,35 @@ class _Queue:
 class _Lock:
     """How often another thread gets the interpreter's lock at once: it asks every half ms.
 
-    Attributes:
-        free: share of the times, set at the end; 0 where it never asked.
+    What it waits for a core is not counted, and how late it comes while nobody holds the lock is
+    seen first. Samples that call PyTorch let go of the lock for moments, so that waiting is
+    short; but it is waiting. (Two threads that make samples would tell nothing on a busy machine,
+    where they wait for a core instead of for each other.)
     """
 
     def __init__(self) -> None:
-        self.free = 0.0
-        self._asked = self._prompt = 0
+        self._late: list[float] = []
+        self._idle: list[float] = []
         self._over = False
         self._thread = threading.Thread(target=self._ask, name="hasten-feed-lock", daemon=True)
 
     def __enter__(self) -> _Lock:
         self._thread.start()
+        time.sleep(_IDLE_S)
+        self._idle, self._late = self._late, []
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._over = True
         self._thread.join()
-        self.free = self._prompt / self._asked if self._asked else 0.0
+
+    def free(self, each_s: float) -> float | None:
+        """Share of the times; None where samples are so short that nobody would be late."""
+        if not self._late or each_s < 2 * _LATE_S:
+            return None
+        usual = sorted(self._idle)[len(self._idle) // 2] if self._idle else 0.0
+        prompt = sum(each < max(_LATE_S, 3 * usual) for each in self._late)
+        return prompt / len(self._late)
 
     def _ask(self) -> None:
         with _Queue() as queue:
@@ -232,8 +249,7 @@ class _Lock:
                 before, queued = time.perf_counter(), queue.waited()
                 time.sleep(_TICK_S)
                 late = time.perf_counter() - before - _TICK_S - (queue.waited() - queued)
-                self._asked += 1
-                self._prompt += late < _LATE_S
+                self._late.append(late)
 
 
 def _collating(maker: Maker, samples: list[Any], batch: int, clock: Clock) -> float:

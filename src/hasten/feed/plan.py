@@ -63,6 +63,11 @@ class Plan:
         workers: threads or processes that make samples; 0 where the loop's own thread does.
         prefetch_batches: finished or being made ahead of the loop, all workers together.
         prefetch_bytes: bound on the bytes of those, where the plan can keep to one.
+        head_batches: made by the loop's own thread at the start of an epoch, while worker
+            processes start on what follows.
+        niceness: what worker processes add to theirs: the training step comes first where both
+            want the same cores.
+        kept: worker processes live on from epoch to epoch, while the data set stays the same.
         pinned: batches are put into page-locked host memory on their way to the device.
         copied: they go to a device that does not compute in host memory.
         ahead_batches: copied to the device ahead of the loop; 0 on the host.
@@ -77,6 +82,9 @@ class Plan:
     workers: int = 0
     prefetch_batches: int = 0
     prefetch_bytes: int = 1 << 30
+    head_batches: int = 0
+    niceness: int = 0
+    kept: bool = False
     pinned: bool = False
     copied: bool = False
     ahead_batches: int = 0
@@ -88,7 +96,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise UsageError(f"no plan {self.name!r}; there are {', '.join(NAMES)}")
-        for field in ("workers", "prefetch_batches", "ahead_batches"):
+        for field in ("workers", "prefetch_batches", "head_batches", "ahead_batches"):
             if getattr(self, field) < 0:
                 raise UsageError(f"{field} of a plan cannot be {getattr(self, field)}")
         has_workers = self.name in ("threads", "processes")
@@ -142,6 +150,21 @@ class Plan:
             lines.append(
                 f"  up to {self.prefetch_batches} batches, or {self.prefetch_bytes >> 20} MiB, "
                 "are made ahead of the loop"
+            )
+        if self.head_batches:
+            lines.append(
+                f"  the loop's thread makes the first {self.head_batches} of an epoch itself, "
+                "while the workers start on what follows"
+            )
+        if self.niceness:
+            lines.append(
+                f"  the workers run at niceness +{self.niceness}: they take the cores that the "
+                "training step leaves"
+            )
+        if self.kept:
+            lines.append(
+                "  they live on from epoch to epoch, as long as the data set, pickled, stays the "
+                "same; close() ends them"
             )
         if self.ahead_batches:
             memory = "page-locked" if self.pinned else "ordinary"

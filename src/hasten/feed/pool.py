@@ -53,7 +53,9 @@ class DiedError(Exception):
 class Pool:
     """So many processes that do one kind of work. A worker answers its jobs in their order."""
 
-    def __init__(self, count: int, work: Work, *, context: Any, jobs_each: int) -> None:
+    def __init__(
+        self, count: int, work: Work, *, context: Any, jobs_each: int, niceness: int = 0
+    ) -> None:
         """Starts them.
 
         Args:
@@ -61,12 +63,14 @@ class Pool:
             work: pickled where the start method is not fork.
             context: of multiprocessing, the name of a start method, or None for the usual one.
             jobs_each: most jobs that a worker is sent before its reply is received.
+            niceness: what they add to theirs.
         """
         if isinstance(context, str):
             context = torch.multiprocessing.get_context(context)
         self._context: Any = context or torch.multiprocessing
         self._work = work
         self._jobs_each = jobs_each
+        self._niceness = niceness
         self._workers: list[_Worker] = []
         try:
             for number in range(count):
@@ -135,6 +139,7 @@ class Pool:
                 theirs,
                 self._work,
                 number,
+                self._niceness,
                 _PIPE_BYTES // self._jobs_each,
                 # A forked child holds all that is open here. An end of a pipe that it kept would
                 # hide from the other workers that this process has closed it, or has ended.
@@ -189,7 +194,9 @@ _mine: weakref.WeakSet[Any] = weakref.WeakSet()
 """The main process's ends of all pipes, of all pools."""
 
 
-def _main(pipe: Any, work: Work, number: int, direct_bytes: int, inherited: list[Any]) -> None:
+def _main(
+    pipe: Any, work: Work, number: int, niceness: int, direct_bytes: int, inherited: list[Any]
+) -> None:
     """What a worker process runs.
 
     Ctrl-C goes to every process of the terminal, but what becomes of the run is for the main one
@@ -197,6 +204,8 @@ def _main(pipe: Any, work: Work, number: int, direct_bytes: int, inherited: list
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if niceness and hasattr(os, "nice"):
+        os.nice(niceness)
     for other in inherited:
         other.close()
     parent = os.getppid()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
 from hasten.errors import DataError, UsageError
 from hasten.feed.compare import identical
+from hasten.feed.fingerprint import fingerprint
 from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.pool import DiedError, Pool, Work
 from hasten.feed.samples import Maker, short
-from hasten.feed.sources import Item, Report
+from hasten.feed.sources import Inline, Item, Report
 from hasten.feed.work import Beginning, MapWork, Piece, RemoteError, StreamWork
 
 _log = logging.getLogger("hasten.feed")
@@ -43,9 +45,12 @@ class Processes:
         self._report = report
         self._each = max(1, plan.prefetch_batches // plan.workers)
         self._lasting: Pool | None = None
+        self._content: bytes | None = None  # of the data set that the lasting workers have
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
+        if self._lasting is not None and self._plan.kept and self._content != self._seen():
+            self.close()
         pool, self._lasting = self._lasting or self._started(epoch), None
         whole = False
         try:
@@ -57,7 +62,8 @@ class Processes:
         finally:
             # One that was left in the middle has jobs that are of no use any more; where another
             # iteration, at the same time, has kept its own, one is enough.
-            if whole and self._options.persistent_workers and self._lasting is None:
+            kept = self._options.persistent_workers or self._content is not None
+            if whole and kept and self._lasting is None:
                 self._lasting = pool
             else:
                 pool.close()
@@ -71,8 +77,12 @@ class Processes:
     def __del__(self) -> None:
         self.close()
 
+    def _seen(self) -> bytes | None:
+        return fingerprint(self._options.dataset, self._options.collate_fn)
+
     def _started(self, epoch: int) -> Pool:
         options, workers = self._options, self._plan.workers
+        self._content = self._seen() if self._plan.kept else None
         draw = torch.empty((), dtype=torch.int64)
         base = int(draw.random_(generator=workers_generator(self._maker.seed, epoch)).item())
         function = options.worker_init_fn
@@ -88,14 +98,17 @@ class Processes:
                 seed=self._maker.seed,
                 told=function is not None,
             )
-        return start_pool(options, workers, work, self._each)
+        return start_pool(options, workers, work, self._each, self._plan.niceness)
 
     def _made(
         self, pool: Pool, order: Order, epoch: int, first: int
     ) -> Generator[Item, None, None]:
         jobs = Jobs(pool, self._each, self._options.timeout)
         numbered = enumerate(order.batches(epoch, first), first)
+        head = list(islice(numbered, self._plan.head_batches))
         jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
+        # The workers are at those behind the head by now.
+        yield from Inline(self._maker, None, self._report).made(epoch, head)
         while len(jobs):
             indices, made = jobs.next()
             # Before the batch is given: workers are to work while the loop does.
@@ -354,7 +367,7 @@ def repeats(dataset: Any, readers: Sequence[Reader], piece: Piece | None) -> str
     )
 
 
-def start_pool(options: Options, workers: int, work: Work, each: int) -> Pool:
+def start_pool(options: Options, workers: int, work: Work, each: int, niceness: int = 0) -> Pool:
     """Worker processes, as the options want them started.
 
     Raises:
@@ -362,7 +375,7 @@ def start_pool(options: Options, workers: int, work: Work, each: int) -> Pool:
     """
     context = options.multiprocessing_context
     try:
-        return Pool(workers, work, context=context, jobs_each=each)
+        return Pool(workers, work, context=context, jobs_each=each, niceness=niceness)
     except Exception as error:
         if "pickl" in f"{type(error).__name__} {error}".lower():
             raise _unpicklable(error, options.dataset) from error

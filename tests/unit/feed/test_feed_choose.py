@@ -59,8 +59,9 @@ def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pl
     if isinstance(dataset, Timed):
 
         def timed(maker: Maker, count: int, batch: int, *, clock: Any) -> Any:
-            found = measure(maker, count, batch, clock=clock, cpu_clock=lambda: dataset.cpu)
-            return found and replace(found, free=dataset.free, queued_seconds=0.0)
+            cpu, none = (lambda: dataset.cpu), (lambda: 0.0)
+            found = measure(maker, count, batch, clock=clock, cpu_clock=cpu, queued=none)
+            return found and replace(found, free=dataset.free)
 
         monkeypatch.setattr(choose_module, "measure_apart", timed)
         options["clock"] = lambda: dataset.now
@@ -73,7 +74,7 @@ def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pl
         (Timed(10e-6), "inline", 0, "10 µs a sample, too cheap to hand over"),
         (Timed(2e-3), "processes", 4, "2 ms a sample"),
         (Timed(2e-3, busy=0.1), "threads", 1, "2 ms a sample, mostly waiting"),
-        (TimedDrawing(2e-3, busy=0.1), "processes", 16, "2 ms a sample, mostly waiting"),
+        (TimedDrawing(2e-3, busy=0.1), "processes", 4, "2 ms a sample, mostly waiting"),
         (Timed(2e-3, count=100), "inline", 0, "an epoch's take less than starting workers"),
         (Timed(1.0, count=30), "processes", 2, "1 s a sample"),
         (TimedFetching(2e-3, free=0.9), "threads", 4, "2 ms a sample"),
@@ -142,7 +143,7 @@ def test_measuring_takes_half_a_second_and_passes_over_broken_samples() -> None:
     def cost(dataset: Timed) -> Any:
         maker = Maker(dataset, None, seed=0, skip_errors=False, batched=True)
         clock, cpu = (lambda: dataset.now), (lambda: dataset.cpu)
-        return measure(maker, len(dataset), clock=clock, cpu_clock=cpu)
+        return measure(maker, len(dataset), clock=clock, cpu_clock=cpu, queued=lambda: 0.0)
 
     measured = cost(Timed(0.1))
     assert measured.samples == 6

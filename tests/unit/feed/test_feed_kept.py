@@ -1,0 +1,124 @@
+"""Worker processes of a plan that was chosen: kept, at low priority, with a head start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import feed_datasets as kinds
+import numpy as np
+import pytest
+import torch
+
+from hasten.devices import runtime
+from hasten.feed import Loader
+from hasten.feed import choose as choose_module
+from hasten.feed.compare import identical
+from hasten.feed.fingerprint import fingerprint
+from hasten.feed.measure import Measured
+
+COST = Measured(samples=9, seconds=0.03, cpu_seconds=0.03, free=0.0, bytes=16)
+
+
+class Telling(kinds.Drawing):
+    """Tells in which process, and at what priority, each sample was made."""
+
+    def __init__(self, count: int = 40) -> None:
+        super().__init__(count)
+        self.table = np.zeros(3)
+        self.more: list[Any] = []
+
+    def __getitem__(self, index: int) -> Any:
+        where = os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)
+        return super().__getitem__(index)[0], index + len(self.more), *where
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 2)
+    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: COST)
+
+
+def pids(loader: Loader) -> list[int]:
+    return [batch[2][0].item() for batch in loader]
+
+
+def test_the_loop_makes_the_first_batches_and_the_workers_the_rest() -> None:
+    with Loader(Telling(), 4) as loader:
+        assert (loader.plan.name, loader.plan.workers, loader.plan.head_batches) == (
+            "processes",
+            2,
+            1,
+        )
+        found = list(loader)
+        mine = [batch[2][0].item() == os.getpid() for batch in found]
+        assert mine == [True] + [False] * 9
+        here = os.getpriority(os.PRIO_PROCESS, 0)
+        assert found[0][3][0] == here
+        assert found[-1][3][0] == min(19, here + loader.plan.niceness)
+        expected = list(Loader(Telling(), 4, plan="inline"))
+        assert identical([b[:2] for b in found], [b[:2] for b in expected])
+
+
+def test_workers_are_kept_while_the_data_set_stays_the_same() -> None:
+    dataset = Telling()
+    with Loader(dataset, 4) as loader:
+        first, second = pids(loader), pids(loader)
+        assert set(first) == set(second)
+        dataset.table[1] = 5
+        third = pids(loader)
+        assert not set(third[1:]) & set(first[1:])
+        dataset.more.append(1)
+        assert [batch[1][0].item() for batch in loader][-1] == 37
+        loader.close()
+        assert loader.plan.kept
+
+
+def test_a_data_set_that_cannot_be_compared_gets_new_workers_each_epoch() -> None:
+    dataset = Telling()
+    dataset.more.append(lambda: None)
+    with Loader(dataset, 4) as loader:
+        assert not set(pids(loader)[1:]) & set(pids(loader)[1:])
+
+
+def test_files_that_samples_leave_open_mean_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens = replace(COST, opens=True)
+    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: opens)
+    with Loader(Telling(), 4) as loader:
+        assert os.getpid() not in pids(loader)
+
+
+def test_a_data_set_that_cannot_be_sent_to_processes_is_fed_inline() -> None:
+    class Local(kinds.Plain):
+        pass
+
+    with Loader(Local(40), 4, multiprocessing_context="spawn", shuffle=True) as loader:
+        expected = list(Loader(Local(40), 4, plan="inline", shuffle=True))
+        assert identical(list(loader), expected)
+        assert loader.plan.name == "inline"
+        assert "cannot be sent to worker processes" in str(loader.plan)
+
+
+def test_fingerprints() -> None:
+    same = [
+        (torch.arange(5), torch.arange(5)),
+        ({"a": np.ones(3), "b": [1, "x"]}, {"a": np.ones(3), "b": [1, "x"]}),
+        (Telling(), Telling()),
+        (torch.arange(6).reshape(2, 3).t(), torch.arange(6).reshape(2, 3).t()),
+    ]
+    for a, b in same:
+        assert fingerprint(a) == fingerprint(b) is not None
+    other = [
+        (torch.arange(5), torch.arange(5).int()),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (np.zeros(3), np.array([0.0, 0.0, -0.0])),
+        ([1], [1.0]),
+        (Telling(40), Telling(41)),
+    ]
+    for a, b in other:
+        assert fingerprint(a) != fingerprint(b)
+    for untold in (lambda: 0, (n for n in ()), torch.zeros(1 << 23), open(__file__)):  # noqa: SIM115, PTH123
+        assert fingerprint(untold) is None
+        if hasattr(untold, "close"):
+            untold.close()

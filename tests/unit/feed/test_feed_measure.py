@@ -1,0 +1,72 @@
+"""Samples are tried in a process of its own: what it tells, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import feed_datasets as kinds
+import pytest
+
+from hasten.feed import Loader
+from hasten.feed import measure as measure_module
+from hasten.feed.measure import measure_apart
+from hasten.feed.samples import Maker
+
+
+def tried(dataset: Any, batch: int = 4, collate: Any = None) -> Any:
+    maker = Maker(dataset, collate, seed=0, skip_errors=False, batched=True)
+    return measure_apart(maker, len(dataset), batch, clock=time.perf_counter)
+
+
+def test_nothing_of_the_trial_stays() -> None:
+    dataset = kinds.Plain(40)
+    cost = tried(dataset)
+    assert cost.samples == 40
+    assert dataset.asked == []
+    assert cost.bytes == 6 * 4 + 8
+    assert cost.draws == frozenset() and not cost.opens and not cost.cut
+
+
+def test_draws_are_seen_in_samples_and_in_the_collate_function() -> None:
+    assert tried(kinds.Drawing()).draws == {"torch", "random", "numpy"}
+    assert tried(kinds.Plain(), collate=kinds.drawing_collate).draws == {"torch", "numpy"}
+
+
+class Opening(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        if not hasattr(self, "file"):
+            self.file = Path(__file__).open("rb")  # noqa: SIM115 - left open, as people do
+        return index
+
+
+def test_files_left_open_are_seen() -> None:
+    dataset = Opening()
+    assert tried(dataset).opens
+    assert not hasattr(dataset, "file")
+
+
+class Stuck(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(60)
+
+
+class Dying(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        os._exit(3)
+
+
+def test_a_trial_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_module, "_PATIENCE_S", 0.1)
+    cost = tried(Stuck())
+    assert cost.cut and cost.seconds == 0.1
+    plan = Loader(Stuck(), 4).plan
+    assert plan.name == "processes"
+    assert "over 100 ms a sample" in str(plan)
+
+
+def test_a_sample_that_ends_its_process_ends_the_trial_only() -> None:
+    assert tried(Dying()) is None
+    assert "no sample could be measured" in str(Loader(Dying(), 4).plan)
