@@ -141,13 +141,12 @@ class OnDevice:
             self._resident = self._table.on(self._device)
         take, number, own = self._resident.batch, first, _own(self._order)
         if own is not None:
-            whole = own.indices(epoch)
-            on_device = torch.from_numpy(whole).to(self._device)
+            on_device = torch.from_numpy(own.indices(epoch)).to(self._device)
             size = own.batch_size
-            for number in range(first, len(own)):
+            # The order is drawn from all the same: it knows by that when the epoch is over.
+            for number, indices in enumerate(self._order.batches(epoch, first), first):
                 part = slice(number * size, (number + 1) * size)
-                rows = self._order.shard.part(on_device[part])
-                yield number, take(rows), self._order.shard.part(whole[part])
+                yield number, take(own.shard.part(on_device[part])), indices
             return
         for indices in self._order.batches(epoch, first):
             rows = _as_rows(indices, self._table.rows)
