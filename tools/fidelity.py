@@ -55,6 +55,8 @@ class Verdict:
     name: str
     samples: int = 0
     skipped: str = ""
+    absent: bool = False
+    """Whether CUDA has no kernel for it, and the device refuses it for that."""
     failed: list[str] = dataclasses.field(default_factory=list)
     mixed: int = 0
     unsaid: int = 0
@@ -211,6 +213,9 @@ def agreement(op: Any, verdict: Verdict, most: int | None, rng: random.Random) -
             try:
                 found = run(call, sample, "cuda", backward)
             except Exception as error:  # noqa: BLE001
+                if "doesn't exist for this backend" in str(error):
+                    verdict.absent, verdict.samples = True, 0
+                    return
                 text = str(error).split("\n")[0][:160]
                 verdict.failed.append(f"{word}sample {number}: {type(error).__name__}: {text}")
                 continue
@@ -465,8 +470,11 @@ def document(verdicts: list[Verdict], most: int | None) -> str:
         f"- `{name}`, tensor {', '.join(map(str, sorted(places)))}: refused ({reason})"
         for name, (places, reason) in sorted(CUDA_REFUSES.items())
     ]
+    lines += ["", "## Operators that CUDA has not, and that are refused here too", ""]
+    absent = sorted(v.name for v in verdicts if v.absent)
+    lines += [", ".join(f"`{name}`" for name in absent) or "None."]
     lines += ["", "## Operators that the database runs on no sample here", ""]
-    idle = sorted(v.name for v in verdicts if not v.samples)
+    idle = sorted(v.name for v in verdicts if not v.samples and not v.absent)
     lines += [", ".join(f"`{name}`" for name in idle) or "None.", ""]
     return "\n".join(lines)
 
