@@ -180,12 +180,14 @@ def _rehearse(
     from hasten.script.rehearsal import Request, rehearse
     from hasten.script.rehearsal.choosing import wanted
     from hasten.script.rules import check_file
+    from hasten.script.rules.settings import settings_for
 
     request = Request(script=name, arguments=given, as_module=as_module, **how)
+    settings_for(Path("." if as_module else name, "_"))  # what is wrong in them is said at once
     stream = output.people_stream(format != "text")
     stream.flush()
     outcome = rehearse(request, output=stream if _has_descriptor(stream) else None)
-    if outcome.ending == "died":
+    if outcome.ending == "died" and not outcome.files:
         raise UsageError(outcome.error)
     static = [finding for file in outcome.files for finding in check_file(file)]
     findings = merge(static, wanted(outcome.findings))
@@ -207,7 +209,10 @@ def _rehearse(
         _say(f"note: {sentence}", format)
     if outcome.ending == "failed":
         _say(f"\n{outcome.error.rstrip()}\n", format)
-        _say("This error is the script's own, not a device fault.", format)
+        if "docs/simulate.md" not in outcome.error:
+            _say("This error is the script's own, not a device fault.", format)
+    elif outcome.ending == "died":
+        _say(f"error: {outcome.error}", format)
     elif outcome.ending == "device":
         _say(f"\n{outcome.error.rstrip()}\n", format)
         _say("This is a device fault that could not be repaired; what follows was not run.", format)
@@ -218,7 +223,7 @@ def _rehearse(
 def _status(outcome: Outcome, findings: list[Finding]) -> int:
     from hasten.script.findings import fails
 
-    if outcome.ending == "failed" or (outcome.ending == "time" and not outcome.steps):
+    if outcome.ending in ("failed", "died") or (outcome.ending == "time" and not outcome.steps):
         return 2
     return 1 if fails(findings) else 0
 

@@ -183,3 +183,36 @@ def runs(process: int) -> bool:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:1]
     except FileNotFoundError:
         return False
+
+
+def test_a_notebook_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "lesson.ipynb").write_text('{"cells": []}')
+    done = check("lesson.ipynb", folder=tmp_path)
+    assert done.returncode == 2
+    assert "lesson.ipynb is a notebook" in done.stderr and "--static" in done.stderr
+
+
+def test_settings_that_are_wrong_are_said_before_the_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.hasten\n")
+    (tmp_path / "script.py").write_text("print('it ran')\n")
+    for arguments in (("script.py",), ("-m", "script")):
+        done = check(*arguments, folder=tmp_path)
+        assert done.returncode == 2
+        assert "pyproject.toml cannot be read" in done.stderr and "it ran" not in done.stdout
+
+
+def test_a_script_that_crashes_the_process_is_read_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os, torch\nx = torch.ones(2).cuda()\nos.abort()\n")
+    done = check("--json", "script.py", folder=tmp_path)
+    content = as_json(done)
+    assert (done.returncode, content["exit"], content["ending"]) == (2, 2, "died")
+    assert "SIGABRT" in content["error"]
+    assert [finding["code"] for finding in content["findings"]] == ["HST101"]
+
+
+def test_a_limit_of_the_simulation_is_not_called_the_scripts_own_fault(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import torch\ntorch.cuda.CUDAGraph()\n")
+    done = check("script.py", folder=tmp_path)
+    assert done.returncode == 2 and "has no CUDA graphs" in done.stdout
+    assert "limit of the simulated accelerator" in done.stdout
+    assert "script's own" not in done.stdout

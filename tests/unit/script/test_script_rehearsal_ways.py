@@ -261,6 +261,74 @@ def test_writes_go_elsewhere_and_are_read_back(folder: Path) -> None:
     assert any("temporary folder" in sentence for sentence in outcome.said)
 
 
+WRITES_IN_C = """
+import os, sqlite3, torch
+from safetensors.torch import load_file, save_file
+
+layer = torch.jit.script(torch.nn.Linear(1, 1))
+torch.jit.save(layer, "a.pt")
+layer.save("b.pt")
+torch.jit.load("a.pt")
+base = sqlite3.connect("c.db")
+base.execute("create table t (a)")
+base.commit()
+sqlite3.connect(":memory:").close()
+torch.from_file("d.bin", shared=True, size=4, dtype=torch.uint8)
+save_file({"x": torch.ones(1)}, "e.safetensors")
+print(load_file("e.safetensors"), sorted(os.listdir(".")))
+"""
+
+
+def test_libraries_that_write_in_c_write_elsewhere_too(folder: Path) -> None:
+    outcome, seen = run(folder, WRITES_IN_C)
+    assert outcome.ending == "finished", outcome.error
+    assert "['a.pt', 'b.pt', 'c.db', 'd.bin', 'e.safetensors', 'script.py']" in seen
+    assert [path.name for path in folder.iterdir()] == ["script.py"]
+
+
+def test_a_script_may_work_in_a_folder_that_it_made(folder: Path) -> None:
+    (folder / "data.txt").write_text("data")
+    text = (
+        "import os\n"
+        "os.makedirs('runs/one')\n"
+        "os.chdir('runs/one')\n"
+        "open('log', 'w').write('x')\n"
+        "print(os.path.relpath(os.getcwd(), '../..'), os.listdir('.'), open('log').read())\n"
+        "print(open('../../data.txt').read(), os.path.exists('../../nothing'))\n"
+        "os.chdir('../..')\n"
+        "print(sorted(os.listdir('.')), os.path.basename(os.getcwd()))\n"
+    )
+    outcome, seen = run(folder, text)
+    assert outcome.ending == "finished", outcome.error
+    assert seen.splitlines() == [
+        "runs/one ['log'] x",
+        "data False",
+        "['data.txt', 'runs', 'script.py'] work",
+    ]
+    assert not (folder / "runs").exists()
+
+
+def test_the_files_that_ran_are_named_though_the_script_goes_elsewhere(folder: Path) -> None:
+    (folder / "data").mkdir()
+    outcome, _ = run(folder, "import os\nos.chdir('data')\n")
+    assert outcome.files == ("script.py",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("input('name? ')", "asks for input"),
+        ("import urllib.error\nraise urllib.error.URLError('no route')", "needs the network"),
+        ("raise ConnectionResetError('gone')", "needs the network"),
+        ("import torch\ntorch.cuda.CUDAGraph()", "a limit of the simulated accelerator"),
+    ],
+)
+def test_what_a_script_misses_here_is_said(folder: Path, text: str, said: str) -> None:
+    outcome, _ = run(folder, text)
+    assert outcome.ending == "failed"
+    assert said in " ".join(outcome.said)
+
+
 def test_keep_lets_the_script_write(folder: Path) -> None:
     outcome, _ = run(folder, "open('result.txt', 'w').write('1')\n", keep=True)
     assert (folder / "result.txt").read_text() == "1"

@@ -12,6 +12,7 @@ import pytest
 from hasten.errors import UsageError
 from hasten.script.rules import Settings, check_file, check_paths, check_source
 from hasten.script.rules.settings import from_table
+from hasten.script.rules.sources import ignored_lines
 
 BAD = "import torch\n\nmodel = torch.nn.Linear(4, 2).cuda()\n"
 
@@ -25,6 +26,11 @@ def test_a_comment_on_the_line_silences_the_codes_it_names() -> None:
     assert codes("# hasten: ignore[HST104, hst101]") == []
     assert codes("# hasten: ignore") == []
     assert codes("# hasten: ignore[HST104]") == ["HST101"]
+
+
+def test_a_comment_that_names_no_code_silences_nothing() -> None:
+    text = "a  # hasten: ignore[]\nb  # hasten: ignore[HST101\nc  # hasten: ignore\n"
+    assert ignored_lines(text) == {3: frozenset()}
 
 
 def test_settings_choose_rules_by_code_by_beginning_and_by_file(tmp_path: Path) -> None:

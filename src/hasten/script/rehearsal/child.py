@@ -30,6 +30,15 @@ _DEVICE_WORDS = (
     "CUDA error",
     "DistributedDataParallel device_ids and output_device arguments only work",
 )
+_NETWORK_ERRORS = frozenset(
+    [
+        "urllib.error.URLError",
+        "builtins.ConnectionError",
+        "socket.gaierror",
+        "requests.exceptions.RequestException",
+        "httpx.TransportError",
+    ]
+)
 
 
 class Rehearsal:
@@ -57,7 +66,8 @@ class Rehearsal:
         self.request, self.folder = request, folder
         self.program = Program(request)
         self.territory = Territory(self.program.folder)
-        self.collected = Collected(str(Path.cwd()))
+        self.started_in = str(Path.cwd())
+        self.collected = Collected(self.started_in)
         self.modules = Modules(self.territory)
         self.loops = Loops(request.steps, lambda: self.modules.depth > 0)
         self.origins = Origins(self.territory)
@@ -168,6 +178,8 @@ class Rehearsal:
         self.ending = "device" if any(word in text for word in _DEVICE_WORDS) else "failed"
         if self.ending == "device":
             self._tell_device_error(error)
+        else:
+            self.said += why_it_may_fail_here(error)
 
     def _tell_device_error(self, error: BaseException) -> None:
         frames = [
@@ -273,12 +285,12 @@ class Rehearsal:
         )
 
     def _own_files(self) -> list[str]:
-        files = {str(Path(self.program.file).absolute())}
+        files = {self.program.file}
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
             if not isinstance(file, str) or not file.endswith(".py"):
                 continue
-            beside = file.startswith((self.program.folder + "/", str(Path.cwd()) + "/"))
+            beside = file.startswith((self.program.folder + "/", self.started_in + "/"))
             if beside and self.territory.holds(file) and Path(file).is_file():
                 files.add(file)
         return sorted(self.collected.shown(file) for file in files)
@@ -289,6 +301,25 @@ class Rehearsal:
         descriptor = os.open(self.folder / OUTCOME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
+
+
+def why_it_may_fail_here(error: BaseException) -> list[str]:
+    """A word on an error that comes from where the script runs, not from what it does."""
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        return ["the script asks for input and there is none: give it through a pipe"]
+    if "docs/simulate.md" in str(error):
+        return ["this is a limit of the simulated accelerator, not a fault of the script"]
+    # URLError, ConnectionError and time-outs are all OSError; their modules tell them from files'.
+    at: BaseException | None = error
+    while at is not None:
+        names = {f"{kind.__module__}.{kind.__name__}" for kind in type(at).__mro__}
+        if names & _NETWORK_ERRORS:
+            return [
+                "the script needs the network: run it once by itself, so that what it downloads "
+                "is there"
+            ]
+        at = at.__cause__ or at.__context__
+    return []
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Writes of the script go to a temporary folder that lies over the real files.
 
 The script reads back what it wrote. Covers what Python itself opens, makes, renames and removes,
-and `torch.save`. Libraries that open files in C (SQLite, HDF5) and other programs that the script
-starts write where they want.
+`torch.save`, and the libraries that `openers` knows to open files in C. Other such libraries, and
+other programs that the script starts, write where they want.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from hasten.script.rehearsal.openers import AfterImport
+
 _WRITING = frozenset("wax+")
 _REAL = ("/dev/", "/proc/", "/sys/")
 
@@ -28,6 +30,8 @@ class Overlay:
         self._root = self._folder + "/written"
         self._gone: set[str] = set()
         self.written = 0
+        self._inside: str | None = None
+        """The working folder, where it is one that the script itself has made."""
         self._stat, self._open_fd, self._mkdir = os.stat, os.open, os.mkdir
         self._lexists = os.path.lexists
 
@@ -53,9 +57,9 @@ class Overlay:
         if absolute is None:
             return path
         shadow = self._shadow(absolute)
-        if self._there(shadow):
+        if self._there(shadow) or absolute in self._gone:
             return shadow
-        return shadow if absolute in self._gone else path
+        return path if self._inside is None else absolute
 
     def to_write(self, path: Any, keep: bool) -> Any:
         """Where a path is written; with `keep` a real file's content is taken over first."""
@@ -101,6 +105,10 @@ class Overlay:
             plain_save(obj, f, *args, **kwargs)
 
         torch.save = save
+        AfterImport(self._routed).install()
+
+    def _routed(self, path: Any, writes: bool) -> Any:
+        return self.to_write(path, keep=True) if writes else self.to_read(path)
 
     def _install_open(self) -> None:
         plain = io.open
@@ -141,8 +149,33 @@ class Overlay:
         os.listdir = self._listing(os.listdir)
         os.scandir = self._scanning(os.scandir)
         os.symlink = self._linking(os.symlink)
+        self._install_working_folder()
         shutil.rmtree.avoids_symlink_attacks = False
         shutil._use_fd_functions = False  # type: ignore[attr-defined]
+
+    def _install_working_folder(self) -> None:
+        plain, plain_where = os.chdir, os.getcwd
+
+        def chdir(path: Any) -> None:
+            absolute = self._absolute(path)
+            self_made = (
+                absolute is not None
+                and not self._there(absolute)
+                and self._there(self._shadow(absolute))
+            )
+            if absolute is None or not self_made:
+                plain(path if self._inside is None or absolute is None else absolute)
+                self._inside = None
+                return
+            plain(self._shadow(absolute))
+            self._inside = absolute
+
+        def getcwd() -> str:
+            return plain_where() if self._inside is None else self._inside
+
+        os.chdir = chdir
+        os.getcwd = getcwd
+        os.getcwdb = lambda: os.fsencode(getcwd())
 
     def _reading(self, plain: Any) -> Any:
         def read(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,7 +245,8 @@ class Overlay:
         names: list[str] = []
         shadow = self._shadow(absolute)
         if self._there(absolute) or not self._there(shadow):
-            names = [n for n in plain(path) if f"{absolute}/{n}" not in self._gone]
+            real = path if self._inside is None else absolute
+            names = [n for n in plain(real) if f"{absolute}/{n}" not in self._gone]
         if self._there(shadow):
             names += [name for name in plain(shadow) if name not in names]
         return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -69,7 +70,11 @@ def _run(request: Request, folder: Path, output: IO[str] | int) -> Outcome:
         )
     finally:
         _end(process)
-    return _read(folder, process.returncode, stopped)
+    outcome = _read(folder, process.returncode, stopped)
+    if outcome.ending == "died" and process.returncode and not request.as_module:
+        # What can be told without running it is told all the same.
+        outcome = dataclasses.replace(outcome, files=(request.script,))
+    return outcome
 
 
 def _is_terminal() -> bool:

@@ -60,6 +60,11 @@ class Request:
 
 
 def _check_file(path: Path) -> None:
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"{path} is a notebook, which Python does not run: read it with --static, or make a "
+            "script of it (jupyter nbconvert --to script)"
+        )
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise UsageError(
             f"{path} is a folder: name the script in it, or use --static for all files"

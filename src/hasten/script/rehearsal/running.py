@@ -29,7 +29,7 @@ class Program:
             self.file = str(self.spec.origin)
         else:
             path = Path(request.script)
-            self.file = str(path / "__main__.py" if path.is_dir() else path)
+            self.file = str((path / "__main__.py" if path.is_dir() else path).absolute())
             folder = path if path.is_dir() else path.resolve().parent
             sys.path.insert(0, str(Path(folder).resolve() if path.is_dir() else folder))
         self.folder = str(Path(self.file).resolve().parent)
@@ -49,7 +49,7 @@ class Program:
 
     def run(self) -> None:
         """Compile and run; whatever the script raises comes out."""
-        file = self.file if self.spec is not None else self._as_given()
+        file = self.file  # absolute, as Python makes `__file__` of `__main__`
         named = file if self.spec is not None else self._request.script
         sys.argv = [named, *self._request.arguments]
         module = ModuleType("__main__")
@@ -64,9 +64,5 @@ class Program:
         sys.modules["__main__"] = module
         exec(self._code(), names)
 
-    def _as_given(self) -> str:
-        return str(Path(self.file).absolute())  # Python makes `__file__` of `__main__` absolute
-
     def _code(self) -> CodeType:
-        path = Path(self.file).absolute()
-        return compiled(path.read_bytes(), str(path))
+        return compiled(Path(self.file).read_bytes(), self.file)

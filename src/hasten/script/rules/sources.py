@@ -14,7 +14,7 @@ from hasten.errors import UsageError
 from hasten.script.findings import Finding, Related
 
 _SKIPPED = {"__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env"}
-_IGNORE = re.compile(r"#\s*hasten:\s*ignore(?:\[([^\]]*)\])?", re.IGNORECASE)
+_IGNORE = re.compile(r"#\s*hasten:\s*ignore(?:\[([^\]]*)\])?(?!\[)", re.IGNORECASE)
 _MAGIC = re.compile(r"^(\s*)([%!?].*|.*\?\s*)$")
 
 
@@ -96,6 +96,8 @@ def ignored_lines(text: str) -> dict[int, frozenset[str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if "hasten" in line and (match := _IGNORE.search(line)):
             names = (match[1] or "").replace(",", " ").split()
+            if match[1] is not None and not names:
+                continue  # `ignore[]` names none
             found[number] = frozenset(name.upper() for name in names)
     return found
 
