@@ -208,7 +208,7 @@ def test_the_limit_ends_what_does_not_end(folder: Path, text: str) -> None:
 
 def test_what_was_found_before_the_limit_is_kept(folder: Path) -> None:
     text = TRAINING + "model(torch.zeros(1, 4))\nimport time\ntime.sleep(900)\n"
-    outcome, _ = run(folder, text, timeout_s=4.0)
+    outcome, _ = run(folder, text, timeout_s=15.0)  # two cores may be busy
     assert outcome.ending == "time"
     assert [finding.line for finding in outcome.findings] == [7]
 
