@@ -15,7 +15,7 @@ from hasten.script.rules import all_rules, check_file, check_source, explain
 ROOT = Path(__file__).parents[3]
 CASES = ROOT / "tests" / "fixtures" / "cases"
 RULES = ROOT / "tests" / "fixtures" / "rules"
-_MARK = re.compile(r"# (expect|also) (HST\d+)")
+_MARK = re.compile(r"# (expect|also|suggest) (HST\d+)")
 
 
 def _proven(findings: list[Finding]) -> list[Finding]:
@@ -49,7 +49,12 @@ def test_bad_fixtures_are_found_at_their_marks_and_nowhere_else(path: Path) -> N
     ]
     found = check_file(path)
     proven = {(f.line, f.code) for f in _proven(found)}
+    assert marks
     assert {(n, code) for n, kind, code in marks if kind == "expect"} <= proven
+    said = {(f.line, f.code) for f in found}
+    suggested = {(n, code) for n, kind, code in marks if kind == "suggest"}
+    assert suggested <= said
+    assert not suggested & proven
     errors = {(f.line, f.code) for f in found if f.severity == "error"}
     assert errors <= {(n, code) for n, _, code in marks}
 
@@ -58,7 +63,11 @@ def test_bad_fixtures_are_found_at_their_marks_and_nowhere_else(path: Path) -> N
     "path", sorted(RULES.glob("*/good*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}"
 )
 def test_good_fixtures_have_no_error_and_no_warning(path: Path) -> None:
-    assert _proven(check_file(path)) == []
+    found = check_file(path)
+    assert _proven(found) == []
+    code = path.parent.name
+    if code in KINDS and KINDS[code].severity == "suggestion":
+        assert [f for f in found if f.code == code] == []
 
 
 @pytest.mark.parametrize("path", sorted((CASES / "clean").glob("*.py")), ids=lambda p: p.stem)

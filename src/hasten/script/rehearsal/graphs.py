@@ -57,7 +57,7 @@ class Graphs:
     ) -> None:
         now = [t for t in value if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         before = {id(ref()) for ref in self._held.get(key, ()) if ref() is not None}
-        if any(id(tensor) in before for tensor in now):
+        if any(id(tensor) in before for tensor in now) and len(now) > len(before):
             self._tell(path, frame, f"`{path}` keeps results of earlier steps with their graphs")
         self._held[key] = [weakref.ref(tensor) for tensor in now]
 
