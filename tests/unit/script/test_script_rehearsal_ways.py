@@ -395,3 +395,43 @@ def test_what_is_made_on_the_cpu_and_moved_in_each_step_is_suggested(folder: Pat
     )
     outcome, _ = run(folder, text)
     assert [(f.code, f.line, f.severity) for f in outcome.findings] == [("HST137", 9, "suggestion")]
+
+
+EVERY = TRAINING + (
+    "class Wrapper:\n"
+    "    def __init__(self, base, every):\n"
+    "        self.base, self.every, self.n = base, every, 0\n"
+    "        self.slow = torch.zeros(1, 4)\n"
+    "    def step(self):\n"
+    "        self.base.step()\n"
+    "        self.n += 1\n"
+    "        if self.n % self.every == 0:\n"
+    "            self.slow = self.slow + model.weight.detach()\n"
+    "wrapper = Wrapper(optimizer, {every})\n"
+    "for step in range(1000):\n"
+    "    loss = model(torch.randn(2, 4, device='cuda')).mean()\n"
+    "    optimizer.zero_grad(); loss.backward(); wrapper.step()\n"
+)
+
+
+def test_a_loop_runs_on_until_what_comes_every_few_steps_was_seen(folder: Path) -> None:
+    outcome, _ = run(folder, EVERY.replace("{every}", "7"))
+    assert outcome.steps == 8
+    assert [(f.code, f.line) for f in outcome.findings if f.severity == "error"] == [("HST104", 10)]
+    outcome, _ = run(folder, EVERY.replace("{every}", "900"))
+    assert outcome.steps == 3
+
+
+def test_a_list_that_stands_still_is_no_growing_memory(folder: Path) -> None:
+    text = TRAINING + (
+        "def step(kept):\n"
+        "    loss = model(torch.randn(2, 4, device='cuda')).mean()\n"
+        "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+        "    return loss\n"
+        "first = [step(None)]\n"
+        "for _ in range(5):\n    step(first)\n"
+        "grown = []\n"
+        "for _ in range(5):\n    grown.append(step(first))\n"
+    )
+    outcome, _ = run(folder, text)
+    assert [(f.code, f.line) for f in outcome.findings] == [("HST122", 16)]

@@ -57,6 +57,7 @@ class Rehearsal:
         from hasten.script.rehearsal.modules import Modules
         from hasten.script.rehearsal.origins import Origins
         from hasten.script.rehearsal.places import Territory
+        from hasten.script.rehearsal.rhythm import Rhythm
         from hasten.script.rehearsal.running import Program
         from hasten.script.rehearsal.saving import Saving
         from hasten.script.rehearsal.steps import Steps
@@ -69,14 +70,19 @@ class Rehearsal:
         self.started_in = str(Path.cwd())
         self.collected = Collected(self.started_in)
         self.modules = Modules(self.territory)
-        self.loops = Loops(request.steps, lambda: self.modules.depth > 0)
+        rhythm = Rhythm(self.territory.holds)
+        self.loops = Loops(request.steps, lambda: self.modules.depth > 0, rhythm.steps)
         self.origins = Origins(self.territory)
         self.causes = Causes(self.territory, self.origins, self.modules, self.collected)
         self.waits = Waits(self.territory, self.origins, self.collected, self.loops)
         self.steps = Steps(self.territory, self.loops, self.modules, self.collected, self._quietly)
         self.evaluation = Evaluation(self.collected, self.modules)
         self.loaders = Loaders(
-            self.territory, self.origins, self.collected, request.steps, lambda: self.steps.rounds
+            self.territory,
+            self.origins,
+            self.collected,
+            self.loops.limit,
+            lambda: self.steps.rounds,
         )
         self.waits.elsewhere = lambda: self.loaders.in_worker
         self.borders = Borders(self.territory, self.origins, self.collected, self._quietly)
@@ -265,7 +271,8 @@ class Rehearsal:
         if cut:
             said.append(
                 f"{cut} {'loop was' if cut == 1 else 'loops were'} ended early, after "
-                f"{self.request.steps} optimizer steps or two epochs"
+                f"{self.request.steps} optimizer steps (more for what comes every so many) or two "
+                "epochs"
             )
         if self.world.used:
             said.append("the script is made for several processes: it ran as rank 0 of 1")

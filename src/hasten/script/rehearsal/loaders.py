@@ -46,7 +46,7 @@ class Loaders:
         territory: Territory,
         origins: Origins,
         collected: Collected,
-        steps: int,
+        steps: Callable[[], int],
         count: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -146,7 +146,7 @@ class Loaders:
             use = self._uses.get(loader)
             if use is not None:
                 use.trained = True
-        if made >= self._steps or (not made and self._clock() - began > _LONG_S):
+        if made >= self._steps() or (not made and self._clock() - began > _LONG_S):
             self.cut += 1
             raise StopIteration
         use = self._uses.get(loader) if loader is not None else None

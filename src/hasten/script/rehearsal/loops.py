@@ -11,22 +11,29 @@ import ast
 import builtins
 import importlib.machinery
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 _FOR, _WHILE, _ENTER = "__hasten_for__", "__hasten_while__", "__hasten_enter__"
 EPOCHS = 2  # turns of a loop around training loops
+_QUICK_S = 1.0  # a loop that took less may run on, for what comes every so many steps
 _BACKWARDS = 64  # backward passes without any optimizer step: the script updates by itself
 
 
 class Loop:
     """One run of one loop: how many optimizer steps were made in it."""
 
-    __slots__ = ("backwards", "code", "direct", "first", "inner", "last", "outer_turns", "seen")
+    __slots__ = (
+        "backwards", "began", "code", "direct", "first", "inner", "last", "outer_turns", "seen",
+        "wanted",
+    )  # fmt: skip
 
-    def __init__(self, code: CodeType, first: int, last: int) -> None:
+    def __init__(self, code: CodeType, first: int, last: int, began: float) -> None:
         self.code, self.first, self.last = code, first, last
+        self.began = began
+        self.wanted = 0  # steps until all was seen once
         self.direct: dict[int, int] = {}  # steps of each optimizer with no loop between
         self.backwards = 0  # backward passes with no loop between, while no step was made
         self.inner = 0  # steps and passes in loops further in
@@ -37,9 +44,16 @@ class Loop:
 class Loops:
     """All loops of the user that are running, and when each has seen enough."""
 
-    def __init__(self, steps: int, inside_module: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        steps: int,
+        inside_module: Callable[[], bool],
+        rhythm: Callable[[FrameType | None, int], int] = lambda _, steps: steps,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._steps = steps
         self._inside_module = inside_module
+        self._rhythm, self._clock = rhythm, clock
         self._running: dict[int, dict[int, Loop]] = {}
         self.cut: set[tuple[str, int]] = set()
         self.innermost: Loop | None = None  # around the newest step
@@ -53,6 +67,7 @@ class Loops:
                 loop.inner += 1
             else:
                 loop.direct[optimizer] = loop.direct.get(optimizer, 0) + 1
+                loop.wanted = max(loop.wanted, self._rhythm(frame, self._steps))
             loop.backwards = 0
 
     def backward(self, frame: FrameType | None) -> None:
@@ -73,18 +88,25 @@ class Loops:
             frame = frame.f_back
         return found
 
+    def limit(self, loop: Loop | None = None) -> int:
+        """Steps after which a loop has shown enough; without one, that of the newest step."""
+        loop = loop or self.innermost
+        if loop is None or self._clock() - loop.began > _QUICK_S:
+            return self._steps
+        return max(loop.wanted, self._steps)
+
     def _enough(self, loop: Loop) -> bool:
         if loop.inner > loop.seen:
             loop.outer_turns += 1
             loop.seen = loop.inner
         direct = max(loop.direct.values(), default=0)
-        if direct < self._steps and loop.outer_turns < EPOCHS and loop.backwards < _BACKWARDS:
+        if direct < self.limit(loop) and loop.outer_turns < EPOCHS and loop.backwards < _BACKWARDS:
             return False
         self.cut.add((loop.code.co_filename, loop.first))
         return True
 
     def _enter(self, frame: FrameType, first: int, last: int) -> Loop:
-        loop = Loop(frame.f_code, first, last)
+        loop = Loop(frame.f_code, first, last, self._clock())
         mine = self._running.setdefault(id(frame), {})
         if mine and next(iter(mine.values())).code is not frame.f_code:
             mine.clear()  # another call had this identity

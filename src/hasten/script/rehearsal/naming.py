@@ -47,7 +47,7 @@ def _in_statement(tensor: torch.Tensor, frame: FrameType) -> Named | None:
     for part in ast.walk(node):
         if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
             continue
-        value, owner = _value(part, frame)
+        value, owner = value_of(part, frame)
         text = ast.unparse(part)
         if isinstance(value, torch.Tensor):
             if value is tensor:
@@ -117,19 +117,21 @@ def _plain_object(value: Any) -> bool:
     return type(value).__module__.split(".")[0] not in ("torch", "builtins", "types", "hasten")
 
 
-def _value(node: ast.expr, frame: FrameType) -> tuple[Any, Any]:
+def value_of(node: ast.expr, frame: FrameType) -> tuple[Any, Any]:
     """The value of a name, attribute or item without running code of the user's; and its owner."""
+    if isinstance(node, ast.Constant):
+        return node.value, None
     if isinstance(node, ast.Name):
         value = frame.f_locals.get(node.id, frame.f_globals.get(node.id, _MISSING))
         return value, None
     if isinstance(node, ast.Attribute):
-        owner, _ = _value(node.value, frame)
+        owner, _ = value_of(node.value, frame)
         return _attribute(owner, node.attr), owner
     if isinstance(node, ast.Subscript):
-        owner, _ = _value(node.value, frame)
+        owner, _ = value_of(node.value, frame)
         key = node.slice.value if isinstance(node.slice, ast.Constant) else _MISSING
         if isinstance(node.slice, ast.Name):
-            key, _ = _value(node.slice, frame)
+            key, _ = value_of(node.slice, frame)
         if type(owner) in (dict, list, tuple) and isinstance(key, (str, int)):
             try:
                 return owner[key], owner

@@ -97,7 +97,7 @@ def left_beside(file: str, line: int, last: str) -> int | None:
 
 def taken_apart(file: str, line: int, name: str) -> int | None:
     """The last assignment to a name before a line of its function, as in `meta = batch["meta"]`."""
-    function = _function(file, line)
+    function = function_at(file, line)
     lines = [
         node.lineno
         for node in ast.walk(function) if isinstance(node, ast.Assign)
@@ -110,7 +110,7 @@ def taken_apart(file: str, line: int, name: str) -> int | None:
 
 def passed_on(file: str, line: int) -> int | None:
     """The line of a mover that gives back, as it came, what it does not know how to move."""
-    function = _function(file, line)
+    function = function_at(file, line)
     if not isinstance(function, _Function):
         return None
     arguments = {arg.arg for arg in (*function.args.posonlyargs, *function.args.args)}
@@ -128,7 +128,7 @@ def _given(function: _Function) -> set[str]:
     return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
 
 
-def _function(file: str, line: int) -> _Function | ast.Module | None:
+def function_at(file: str, line: int) -> _Function | ast.Module | None:
     """The innermost function around a line, or the file."""
     module = tree(file)
     best: _Function | ast.Module | None = module
