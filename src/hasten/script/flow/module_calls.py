@@ -56,6 +56,8 @@ class ModuleCalls(Modules):
         if place is None and not module.lib.startswith("torch.nn."):
             return Unknown("output", graph=graph)
         origin = next((t.origin for t in flat if t.place == "cpu"), None)
+        if place == "cpu" and not flat:  # it lies there because the module does
+            origin = module.origin
         out = Tensor(out_place, ndim, graph, origin if out_place == "cpu" else None)
         if name == "LSTM":
             return Seq("tuple", [out, Seq("tuple", [out, out])])
