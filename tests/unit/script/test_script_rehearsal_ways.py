@@ -372,6 +372,29 @@ def test_a_device_fault_in_a_module_beside_the_script_is_reported_there(folder: 
     assert set(outcome.files) == {"net.py", "script.py"}
 
 
+def test_what_a_mover_in_a_package_leaves_behind_is_reported_at_its_line(folder: Path) -> None:
+    package = folder / "lib"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "engine.py").write_text(
+        "import torch\n\n\ndef move(batch, device):\n    return {\n"
+        "        'x': batch['x'].to(device),\n        'y': batch['y'],\n    }\n\n\n"
+        "def step(net, batch):\n    batch = move(batch, 'cuda')\n"
+        "    return torch.nn.functional.mse_loss(net(batch['x']), batch['y'])\n"
+    )
+    text = TRAINING + (
+        "from lib.engine import step\n"
+        "for _ in range(3):\n    optimizer.zero_grad()\n"
+        "    step(model, {'x': torch.ones(2, 4), 'y': torch.ones(2, 1)}).backward()\n"
+        "    optimizer.step()\n"
+    )
+    outcome, _ = run(folder, text)
+    (finding,) = [f for f in outcome.findings if f.severity == "error"]
+    assert (finding.code, finding.file, finding.line) == ("HST109", "lib/engine.py", 7)
+    named = {(place.file, place.line) for place in finding.related}
+    assert {("lib/engine.py", 13), ("lib/engine.py", 6), ("script.py", 10)} <= named
+
+
 def test_devices_without_work_under_data_parallel(folder: Path) -> None:
     text = (
         "import torch\nfrom torch import nn\n"

@@ -47,13 +47,19 @@ def beside(
                 continue
             arrived = (origins.arrived.get(address(t)) for _, t in held if t.device.type != "cpu")
             stack = next((places for places in arrived if places), None)
-            if stack and not (origin.stack and _call(origin.stack[0]) in map(_call, stack)):
+            if stack and not (origin.stack and _call(origin.stack[0]) in _mover(stack)):
                 return Left(mine, stack)
     return None
 
 
 def _shares(tensor: torch.Tensor, memory: int) -> bool:
     return tensor.device.type == "cpu" and address(tensor) == memory
+
+
+def _mover(stack: Stack) -> list[tuple[str, str, int]]:
+    """The call that moves: the innermost, and the one around it of a comprehension."""
+    inner = 2 if stack[0].function.endswith(("comp>", "<genexpr>", "<lambda>")) else 1
+    return [_call(place) for place in stack[:inner]]
 
 
 def _call(place: Place) -> tuple[str, str, int]:
