@@ -18,6 +18,7 @@ exits with the error's ``exit_status``, without a traceback.
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any, ClassVar
 
@@ -83,10 +84,22 @@ class Interrupted(HastenError):
 
     Attributes:
         signal_number: the signal (``signal.SIGINT`` for Ctrl-C).
-        exit_status: 128 plus the signal, as shells report it (130 for Ctrl-C).
+        resumable: whether a checkpoint was saved to go on from.
+        exit_status: 75 for a SIGTERM or SIGUSR1, by which a cluster takes a machine back, where
+            the run can go on from a checkpoint: BSD's ``EX_TEMPFAIL``, try again later. Else 128
+            plus the signal, as shells report it (130 for Ctrl-C).
     """
 
-    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+    def __init__(
+        self, message: str, signal_number: int = signal.SIGINT, *, resumable: bool = False
+    ) -> None:
         super().__init__(message)
-        self.signal_number = signal_number
-        self.exit_status = 128 + signal_number  # type: ignore[misc]
+        self.signal_number, self.resumable = signal_number, resumable
+        again = resumable and signal_number in _NOTICES
+        self.exit_status = REQUEUE_STATUS if again else 128 + signal_number  # type: ignore[misc]
+
+
+REQUEUE_STATUS = getattr(os, "EX_TEMPFAIL", 75)
+"""Asks for the same command again: the run was stopped from outside, and saved."""
+
+_NOTICES = {signal.SIGTERM, getattr(signal, "SIGUSR1", None)}

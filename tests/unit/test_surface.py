@@ -36,11 +36,11 @@ OPTIONS = {
     """,
     "evaluate": """
         --batch-size --channels --classes --data-dir --device --image-size --json --mean
-        --model --num-workers --precision --progress --std --which
+        --model --num-workers --precision --progress --std --trust --which
     """,
     "predict": """
         --batch-size --channels --classes --device --image-size --json --mean --model --null
-        --num-workers --precision --std --top --which
+        --num-workers --precision --std --top --trust --which
     """,
     "train": """
         --accumulate --augment --batch-size --batch-size-per-device --cache --cache-bytes

@@ -50,6 +50,7 @@ def evaluate(
     channels: options.Channels = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    trust: options.Trust = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")
     ] = False,

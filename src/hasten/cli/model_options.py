@@ -61,6 +61,14 @@ Mean = Annotated[
 Std = Annotated[
     str | None, typer.Option(help="For weights alone: deviation of each channel in training.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Load a file of torch.save that holds more than weights, by running whatever program"
+        " it contains: only for files of your own.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +84,7 @@ class ModelOptions:
     channels: int | None
     mean: str | None
     std: str | None
+    trust: bool
 
     def load(self, checkpoint: str, say: Callable[[str], None]) -> Classifier:
         """Load what the options say, telling which checkpoint and device it is.
@@ -95,7 +104,13 @@ class ModelOptions:
             channels=self.channels,
             mean=_numbers(self.mean, "--mean"),
             std=_numbers(self.std, "--std"),
+            trust=self.trust,
         )
+        if self.trust:
+            say(
+                f"--trust: whatever program {show(checkpoint)} contains is run, with all that you"
+                " may do on this machine"
+            )
         classifier = load(
             checkpoint, self.device, which=self.which, precision=self.precision, given=given
         )

@@ -45,6 +45,7 @@ def predict(
     channels: options.Channels = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    trust: options.Trust = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, last, on standard output.")
     ] = False,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hasten.cli.output import people_stream, print_json
-from hasten.errors import UsageError
+from hasten.errors import Interrupted, UsageError
 
 Text = Annotated[str | None, typer.Option()]
 
@@ -188,7 +188,7 @@ def train(
     if resume is not None:
         if name is not None:
             raise UsageError("--name is for a new run; --resume goes on with the one it names")
-        folder, settings = resume, recipe.resumed(resume, given)
+        folder, settings = resume, recipe.resumed(resume, given, say)
     else:
         settings = recipe.TrainSettings(**given)
         folder = recipe.new_folder(runs, name, settings)
@@ -210,7 +210,12 @@ def train(
         sinks=_sinks(folder, tensorboard and main),
         say=say,
     )
-    trained = recipe.train(settings, around)
+    try:
+        trained = recipe.train(settings, around)
+    except KeyboardInterrupt as error:  # typer would end the command without a word
+        raise Interrupted(
+            "\n".join(["stopped by Ctrl-C", *getattr(error, "__notes__", [])])
+        ) from None
     if not main:
         return
     report(trained, folder, stream)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import zlib
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +17,7 @@ from hasten.errors import HastenError
 from hasten.observe.records import AnyRecord, EpochRecord, StepRecord, from_line, to_line
 
 NAME = "metrics.jsonl"
+_SEAL = re.compile(r', "crc32": "([0-9a-f]{8})"\}$')
 
 
 class RunLog:
@@ -39,7 +44,7 @@ class RunLog:
 
     def _open(self) -> TextIOWrapper:
         try:
-            return self.path.open("a", encoding="utf-8", buffering=1, newline="\n")
+            return _open_here(self.path)
         except OSError as error:
             _fail("open", self.path, error)
 
@@ -53,7 +58,7 @@ class RunLog:
         if self._file is None:
             raise HastenError(f"cannot write {self.path}: the log was closed; open a new RunLog")
         try:
-            self._file.write(to_line(record) + "\n")
+            self._file.write(_sealed(to_line(record)) + "\n")
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 # A removed file takes writes without complaint and everything is lost.
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -67,11 +72,11 @@ class RunLog:
 
     def truncate_after(
         self, step: int, *, epochs: int | None = None, batches: int | None = None
-    ) -> None:
+    ) -> int:
         """Drop the lines of steps and epochs past a checkpoint, in one atomic replacement.
 
         Called at resume: what came after the checkpoint is about to be done again. Events stay,
-        and so do lines of kinds that this version does not know.
+        and so do lines of kinds that this version does not know. Lines that are damaged go.
 
         Args:
             step: optimizer steps done.
@@ -80,13 +85,19 @@ class RunLog:
             batches: done in the epoch after them; of several with one step, when gradients are
                 accumulated, those past it go too.
 
+        Returns:
+            How many lines were damaged.
+
         Raises:
             HastenError: the file cannot be read or rewritten.
         """
         self.close()
         temporary = self.path.with_name(f".{NAME}.{os.getpid()}.tmp")
         try:
-            kept = [line for line in _lines(self.path) if not _is_past(line, step, epochs, batches)]
+            lines = _lines(self.path)
+            whole = [line for line in lines if line.strip() and not _is_damaged(line)]
+            damaged = sum(1 for line in lines if line.strip()) - len(whole)
+            kept = [line for line in whole if not _is_past(line, step, epochs, batches)]
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(line + "\n" for line in kept)
                 file.flush()
@@ -96,6 +107,7 @@ class RunLog:
             temporary.unlink(missing_ok=True)
             _fail("rewrite", self.path, error)
         self._file = self._open()
+        return damaged
 
     def close(self) -> None:
         """Close the file; again is harmless."""
@@ -122,14 +134,19 @@ class RunLog:
         self.close()
 
 
-def read(folder: Path) -> list[AnyRecord]:
+def read(folder: Path, say: Callable[[str], None] | None = None) -> list[AnyRecord]:
     """The records of a run's folder in the order written; none if it has no log yet.
 
     A last line without its end is half written and is passed over; so are kinds of records that
     this version does not know.
 
+    Args:
+        folder: the run's.
+        say: is told of lines that are damaged, which are then left out.
+
     Raises:
-        HastenError: the file cannot be read, or a line in it is no record; the message names it.
+        HastenError: the file cannot be read, or a line in it is damaged or no record and nobody
+            is to be told; the message names it.
     """
     path = Path(folder) / NAME
     records: list[AnyRecord] = []
@@ -141,14 +158,34 @@ def read(folder: Path) -> list[AnyRecord]:
         if not line.strip():
             continue
         try:
+            if _is_damaged(line):
+                raise ValueError("its checksum differs")
             record = from_line(line)
-        except (ValueError, TypeError) as error:
-            raise HastenError(
-                f"{path}, line {number}: not a record of a run ({error}); mend or remove that line"
-            ) from error
+        except (ValueError, TypeError, RecursionError) as error:
+            text = f"{path}, line {number}: not a record of a run ({error})"
+            if say is None:
+                raise HastenError(f"{text}; mend or remove that line") from error
+            say(f"{text}: left out")
+            continue
         if record is not None:
             records.append(record)
     return records
+
+
+def _sealed(line: str) -> str:
+    """A record's line with a checksum of it as its last value."""
+    return f'{line[:-1]}, "crc32": "{zlib.crc32(line.encode()):08x}"}}'
+
+
+def _is_damaged(line: str) -> bool:
+    """Whether a line is not as it was written; one without a checksum has to be JSON."""
+    found = _SEAL.search(line)
+    if found is None:
+        try:
+            return not isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            return True
+    return zlib.crc32((line[: found.start()] + "}").encode()) != int(found[1], 16)
 
 
 def _lines(path: Path) -> list[str]:
@@ -164,7 +201,7 @@ def _is_past(line: str, step: int, epochs: int | None, batches: int | None) -> b
     try:
         record = from_line(line)
     except (ValueError, TypeError):
-        return False
+        return False  # of a form that this version does not know
     if isinstance(record, EpochRecord):
         return record.step > step or (epochs is not None and record.epoch > epochs)
     if not isinstance(record, StepRecord):
@@ -173,6 +210,15 @@ def _is_past(line: str, step: int, epochs: int | None, batches: int | None) -> b
         return True
     done = (epochs or 0) + 1, batches or 0
     return epochs is not None and (record.epoch, record.batch) > done
+
+
+def _open_here(path: Path) -> TextIOWrapper:
+    """Open a file for appending; no link in its place, which could lead anywhere."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    return open(path, "a", encoding="utf-8", buffering=1, newline="\n", opener=opener)
 
 
 def _drop_half_line(path: Path) -> None:

@@ -258,6 +258,8 @@ def best(folder: str | Path) -> Path | None:
     if name is None:
         return None
     for path, _ in _candidates(folder):
+        if path.is_symlink() and path.name == name:
+            raise CheckpointError(f"{path} is a link, which could lead out: refused")
         if path.name == name or atomic.meant_for(path) == name:
             return path
     raise CheckpointError(
@@ -302,6 +304,8 @@ def _newest_first(folder: Path) -> list[Manifest | tuple[Path, str]]:
     found: list[tuple[int, str, Manifest | tuple[Path, str]]] = []
     for path, step in _candidates(folder):
         try:
+            if path.is_symlink():
+                raise CheckpointError(f"{path} is a link, which could lead out: refused")
             good = manifest.read(path)
             found.append((good.step, path.name, good))
         except CheckpointError as error:
@@ -352,7 +356,7 @@ def _best_name(folder: Path) -> str | None:
     path = folder / BEST
     try:
         with manifest.open_regular(path) as file:
-            mark = json.loads(file.read(manifest.LIMIT_BYTES))
+            mark = manifest.parse_json(file.read(manifest.LIMIT_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -60,6 +60,10 @@ def stopped(run: Run, trainer: Trainer) -> Iterator[None]:
     whatever ends it."""
     try:
         yield
+    except KeyboardInterrupt as error:  # the second: the step under way is not finished
+        if run.last_good is not None:
+            error.add_note(f"the last checkpoint is {run.last_good}\n{run.how_to_resume}")
+        raise
     except HastenError as error:
         run.close()
         try:

@@ -15,7 +15,7 @@ from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.observe import log
 from hasten.observe.log import RunLog
 from hasten.observe.records import AnyRecord
-from hasten.train import atomic, checkpoint
+from hasten.train import atomic, checkpoint, manifest
 from hasten.train.background import Background
 from hasten.train.buffers import HostBuffers
 from hasten.train.lock import FolderLock
@@ -101,7 +101,7 @@ class RunFolder:
             HastenError: it cannot be written.
         """
         self._config = content
-        write_json(self.path / CONFIG, content)
+        _write_text(self.path / CONFIG, manifest.sealed(content, default=str))
 
     def record(self, record: AnyRecord) -> None:
         """Put a record into the log; where that cannot be written it is told once, and waits."""
@@ -297,10 +297,59 @@ def write_json(path: Path, content: Any) -> None:
     Raises:
         HastenError: it cannot be written; names the file and says why.
     """
+    # ASCII: a path may hold bytes that are no text, which UTF-8 cannot write.
+    _write_text(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+
+def _write_text(path: Path, text: bytes) -> None:
     try:
         with atomic.new_file(path) as temporary:
-            # ASCII: a path may hold bytes that are no text, which UTF-8 cannot write.
-            text = json.dumps(content, indent=1, default=str) + "\n"
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(text)
     except OSError as error:
         raise HastenError(f"cannot write {path}: {error.strerror}; nothing else is lost") from error
+
+
+def read_config(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """What a run was told, from its ``config.json``; if that is damaged, from a checkpoint.
+
+    Args:
+        folder: the run's.
+        say: is told of the damage.
+
+    Returns:
+        With the run's own ``config`` in it.
+
+    Raises:
+        CheckpointError: it is damaged, and no checkpoint is whole.
+    """
+    path = folder / CONFIG
+    try:
+        return _config_at(path)
+    except CheckpointError as error:
+        found, _ = checkpoint.newest(folder / checkpoint.FOLDER)
+        if found is None:
+            raise
+        say(f"{error}. The settings are taken from {found}")
+        return {"config": manifest.read(found).meta.get("config")}
+
+
+def _config_at(path: Path) -> dict[str, Any]:
+    try:
+        with manifest.open_regular(path) as file:
+            raw = file.read(manifest.LIMIT_BYTES)
+    except OSError as error:
+        raise manifest.failure("read", path, error) from error
+    try:
+        content = manifest.parse_json(raw)
+    except ValueError as error:
+        raise CheckpointError(
+            f"cannot read the settings in {path}: {error}; mend the file, or start a new run"
+        ) from error
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise CheckpointError(
+            f"cannot read the settings in {path}: not as hasten writes it; mend the file, or start"
+            " a new run"
+        )
+    if "checksum" in content and not manifest.is_whole(raw):
+        raise CheckpointError(f"{path} is altered (its checksum differs)")
+    return content

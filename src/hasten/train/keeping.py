@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,7 @@ class Keeper:
         """The best value of what is watched, larger is better, and its step."""
         self._best_before: tuple[float, int] | None = None
         self._best_lost = False
+        self._last_good: Path | None = None
         self.resumed_from: Path | None = None
         self.last_batch: Any = None
         """The batch being trained on, or the last one that was."""
@@ -174,10 +176,10 @@ class Keeper:
     def last_good(self) -> Path | None:
         """The newest checkpoint that this run made or was resumed from; one that is being written
         is waited for."""
-        if self._writer is None:
-            return None
-        self._writer.settle()
-        return self._writer.last_saved
+        if self._writer is not None:
+            self._writer.settle()
+            self._last_good = self._writer.last_saved
+        return self._last_good
 
     @property
     def began(self) -> bool:
@@ -391,12 +393,19 @@ class Keeper:
         if path is None:
             text += "; nothing was saved, for the run has no folder"
         else:
-            hint = self.settings.resume_hint or (
-                f"the same script with folder={str(self.folder)!r}, resume=True"
-            )
-            text += f"; saved {path}\nResume with: {hint}"
+            text += f"; saved {path}\n{self.how_to_resume}"
         self.close()
-        raise Interrupted(text, number)
+        raise Interrupted(text, number, resumable=path is not None)
+
+    @property
+    def how_to_resume(self) -> str:
+        """What to do to go on, in a line or two."""
+        hint = self.settings.resume_hint or (
+            f"the same script with folder={str(self.folder)!r}, resume=True"
+        )
+        job = os.environ.get("SLURM_JOB_ID")
+        again = f"\nOr let SLURM run the job again: scontrol requeue {job}" if job else ""
+        return f"Resume with: {hint}{again}"
 
     def _resume(self) -> None:
         writer = self._writer
@@ -417,9 +426,11 @@ class Keeper:
         if writer is not None:
             if self.best is not None and self.best[1] == self.global_step and not any(batches):
                 writer.mark_best(saved.path)  # a kill may have come between saving and marking
-            writer.log.truncate_after(
+            damaged = writer.log.truncate_after(
                 self.global_step, epochs=self.epoch, batches=max(batches, default=0)
             )
+            if damaged:
+                self.say(f"{writer.log.path} has {damaged} damaged lines: they are left out")
         where = f"epoch {self.epoch + 1}, step {self.global_step}"
         if self.epoch >= self.planned_epochs:
             where = f"{self.epoch} epochs done, step {self.global_step}"
@@ -491,6 +502,7 @@ class Keeper:
         return self.spent.plus(summary)
 
     def _release(self) -> None:
+        _ = self.last_good  # it is asked for after the end, too
         if self._peeked is not None:
             close(self._peeked[1])
         self._peeked = self._writer = None

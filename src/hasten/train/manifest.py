@@ -105,10 +105,33 @@ def head(meta: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def sealed(content: dict[str, Any], **options: Any) -> bytes:
+    """JSON (``options`` of ``json.dumps``) ending in the SHA-256 of every byte before it."""
+    body = (json.dumps(content, indent=1, **options)[:-2] + _CHECKSUM_KEY).encode()
+    return body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+
+
+def is_whole(raw: bytes) -> bool:
+    """Whether :func:`sealed` gave exactly this."""
+    body, mark, tail = raw.rpartition(_CHECKSUM_KEY.encode())
+    return tail == hashlib.sha256(body + mark).hexdigest().encode() + b'"\n}\n'
+
+
+def parse_json(raw: bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is none, or is nested beyond all reason.
+    """
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def render(manifest: dict[str, Any]) -> bytes:
-    """JSON whose last value is the SHA-256 of every byte before it."""
-    body = (json.dumps(manifest, indent=1, ensure_ascii=False)[:-2] + _CHECKSUM_KEY).encode()
-    rendered = body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+    """A manifest as it is written, sealed."""
+    rendered = sealed(manifest, ensure_ascii=False)
     if len(rendered) > LIMIT_BYTES:
         raise UsageError(f"meta is {len(rendered):,} bytes of JSON; keep it below 16 MiB")
     return rendered
@@ -117,10 +140,12 @@ def render(manifest: dict[str, Any]) -> bytes:
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     if len(raw) > LIMIT_BYTES:
         raise CheckpointError(f"{path} is larger than any manifest is: refused")
-    body, mark, tail = raw.rpartition(_CHECKSUM_KEY.encode())
-    if tail != hashlib.sha256(body + mark).hexdigest().encode() + b'"\n}\n':
+    if not is_whole(raw):
         raise CheckpointError(f"{path} is cut or altered (its checksum differs); {USE_ANOTHER}")
-    data = json.loads(raw)
+    try:
+        data = parse_json(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON ({error}); {USE_ANOTHER}") from error
     schema = data.get("schema")
     if schema != SCHEMA:
         raise CheckpointError(

@@ -166,7 +166,8 @@ def report_data(
     config = run.settings.config
     steps = []
     if run.folder is not None:
-        steps = [record for record in log.read(run.folder) if isinstance(record, StepRecord)]
+        records = log.read(run.folder, run.say)
+        steps = [record for record in records if isinstance(record, StepRecord)]
     return ReportData(
         run=run.folder.name if run.folder is not None else type(trainer.model).__name__,
         model=str(config.get("model", type(trainer.model).__name__)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-import zipfile
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
@@ -13,6 +13,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import CheckpointError
+from hasten.train import archives, pickles
 
 _SCALARS = (bool, int, float, str, type(None))
 _MAPPINGS = (dict, OrderedDict, Counter)
@@ -70,22 +71,27 @@ def to_host(
     )
 
 
-def read(file: BinaryIO, name: str, *, size: int, map_location: Any) -> Any:
-    """Read a ``torch.save`` file (zip or the older format) with ``weights_only``.
+def read(file: BinaryIO, name: str, *, size: int, map_location: Any, trust: bool = False) -> Any:
+    """Read a ``torch.save`` file (zip or the older format).
 
     Args:
         file: open at its start.
         name: how a message names the file.
         size: of the file, in bytes; nothing read may claim more memory than this.
         map_location: as ``torch.load`` takes it.
+        trust: True runs whatever program the file holds, to make the objects that it wants made.
 
     Raises:
-        CheckpointError: the file is no such file, is cut or altered, asks to run code, or claims
-            more memory than it holds.
+        CheckpointError: the file is no such file, is cut or altered, asks to run code (unless
+            it is trusted), or claims more memory than it holds.
     """
-    _check_zip(file, name, size)
+    is_archive = archives.check(file, name, size)
+    if not trust:
+        _check_pickles(file, name, size, is_archive)
     try:
-        value = torch.load(file, map_location=map_location, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of formats: what is wrong is told as an error
+            value = torch.load(file, map_location=map_location, weights_only=not trust)
     except pickle.UnpicklingError as error:
         raise _refusal(name, error) from error
     except MemoryError as error:
@@ -95,13 +101,32 @@ def read(file: BinaryIO, name: str, *, size: int, map_location: Any) -> Any:
             f"{name} cannot be read as a file of torch.save: {_first_line(error)}. It may be cut, "
             "altered or of another format; use another copy or an older checkpoint"
         ) from error
-    for tensor in tensors(value):
+    for tensor in () if trust else tensors(value):
         if tensor.device.type != "meta" and _storage_bytes(tensor) > size:
             raise CheckpointError(
                 f"{name} claims a tensor of {_storage_bytes(tensor):,} bytes in a file of "
                 f"{size:,}: it is altered or malicious, and refused"
             )
     return value
+
+
+def _check_pickles(file: BinaryIO, name: str, size: int, is_archive: bool) -> None:
+    """Refuse what loading would choke on or run, before torch sees any of it."""
+    try:
+        if is_archive:
+            for part, length in archives.pickles(file):
+                pickles.check(part, length, size)
+        else:
+            pickles.check_old_file(file, size)
+    except pickles.Refused as refused:
+        if refused.wants is not None:
+            raise _wants_code(name, refused.wants) from refused
+        raise CheckpointError(
+            f"{name} cannot be read as a file of torch.save: {refused}. It may be cut, altered or"
+            " of another format; use another copy or an older checkpoint"
+        ) from refused
+    finally:
+        file.seek(0)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -147,49 +172,24 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
 
 
-def _check_zip(file: BinaryIO, name: str, size: int) -> None:
-    """Refuse archives that unpack to more than they are, before torch reads any of them."""
-    start = file.read(4)
-    file.seek(0)
-    if start != b"PK\x03\x04":
-        return
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise CheckpointError(
-            f"{name} is cut or altered ({_first_line(error)}); use another copy or an older "
-            "checkpoint"
-        ) from error
-    finally:
-        file.seek(0)
-    for entry in entries:
-        parts = entry.filename.replace("\\", "/").split("/")
-        if ".." in parts or entry.filename.startswith(("/", "\\")):
-            raise CheckpointError(
-                f"{name} names a path outside itself ({entry.filename!r}): refused"
-            )
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(
-            f"{name} is a compressed archive, which torch.save never writes: refused"
-        )
-    if sum(entry.file_size for entry in entries) > size:
-        raise CheckpointError(f"{name} claims more bytes than the {size:,} it has: refused")
-
-
 def _refusal(name: str, error: pickle.UnpicklingError) -> CheckpointError:
     text = str(error)
     found = _FORBIDDEN.search(text)
     if found:
-        return CheckpointError(
-            f"{name} is refused: to load it, Python would have to run {found[1]}, and hasten "
-            "never runs code from a checkpoint. If you trust where it comes from, load it with "
-            "torch yourself and save only model.state_dict()"
-        )
+        return _wants_code(name, found[1])
     reason = _REASON.search(text)
     return CheckpointError(
         f"{name} is refused: it is no plain dictionary of tensors, or is altered "
         f"({reason[1] if reason else _first_line(error)})"
+    )
+
+
+def _wants_code(name: str, wants: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name} is refused: to load it, Python would have to run {wants}, and hasten never runs"
+        " code from a checkpoint. If you trust whoever made it with all that you may do on this"
+        " machine, use --trust (weights.read(…, trust=True)), and save only model.state_dict()"
+        " from then on"
     )
 
 

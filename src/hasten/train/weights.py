@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,11 +13,10 @@ from torch import nn
 
 import hasten
 from hasten.errors import CheckpointError, UsageError
-from hasten.train import atomic, checkpoint, fitting, manifest, unpickle
+from hasten.train import atomic, checkpoint, fitting, manifest, tensor_file, unpickle
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model", "model_state", "module", "weights", "net")
 _EXTRA = "_extra_state"
-_HEADER_LIMIT_BYTES = 100_000_000  # as the safetensors library has it
 _RESERVED = {"format", "hasten", "tied"}
 
 
@@ -48,14 +45,16 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return renamed
 
 
-def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read weights without running code from the file.
+def read(path: str | Path, map_location: Any = "cpu", *, trust: bool = False) -> dict[str, Any]:
+    """Read weights without running code from the file, unless it is trusted.
 
     Args:
         path: a run's folder (its best checkpoint, or the newest where none is marked), a
             checkpoint's folder, a ``.safetensors`` file, or a ``torch.save`` file of a
             ``state_dict``, bare or as ``{"state_dict": …}``, ``{"model": …}`` and the like.
         map_location: the device to read onto, whatever device it was saved from.
+        trust: True lets a ``torch.save`` file run whatever program it holds, with all that you
+            may do on this machine; a whole module that was saved then gives its weights.
 
     Raises:
         CheckpointError: missing, cut, altered, unsafe, or no weights; names the file.
@@ -65,7 +64,7 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
         found = checkpoint.find(path, "best")
         return checkpoint.load(found, map_location=map_location, training=False).model
     if path.name == manifest.NAME:
-        return read(path.parent, map_location)
+        return read(path.parent, map_location, trust=trust)
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -73,9 +72,15 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
         if path.suffix == ".safetensors":
             return _read_safetensors(path, size, map_location)
         with path.open("rb") as file:
-            value = unpickle.read(file, str(path), size=size, map_location=map_location)
+            value = unpickle.read(
+                file, str(path), size=size, map_location=map_location, trust=trust
+            )
     except OSError as error:
         raise manifest.failure("read", path, error) from error
+    if isinstance(value, nn.Module):
+        return dict(state_of(value))
+    if isinstance(value, dict):
+        value = {key: state_of(v) if isinstance(v, nn.Module) else v for key, v in value.items()}
     return _unwrap(value, str(path))
 
 
@@ -127,17 +132,12 @@ def load_into(
     return matched.notes
 
 
-def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
 def export(
     model: nn.Module | Mapping[str, Any], path: str | Path, metadata: Mapping[str, str]
 ) -> None:
-    """Write the weights as a safetensors file, whole or not at all.
+    """Write the weights as a safetensors file, whole or not at all, with a checksum in it.
+
+    The same weights give the same bytes.
 
     Tied tensors are written once (``metadata["tied"]`` says which names were left out, as JSON);
     tensors that overlap otherwise are written apart.
@@ -151,7 +151,7 @@ def export(
     Raises:
         CheckpointError: the disk is full, the folder is read-only and the like; a file that was
             there is as it was.
-        UsageError: ``metadata`` holds something else than strings, or safetensors is not there.
+        UsageError: ``metadata`` holds something else than strings.
     """
     path = Path(path)
     wrong = [key for key, value in metadata.items() if not isinstance(value, str)]
@@ -160,23 +160,16 @@ def export(
             f"metadata of {path} must be strings, and not named {', '.join(sorted(_RESERVED))}: "
             f"{', '.join(wrong) or ', '.join(sorted(_RESERVED & metadata.keys()))}"
         )
-    library = _safetensors()
     state = state_of(model) if isinstance(model, nn.Module) else dict(model)
     tensors, tied = _apart(state, path)
     header = dict(metadata) | {"format": "pt", "hasten": hasten.__version__}
     if tied:
         header["tied"] = json.dumps(tied)
     try:
-        with atomic.new_file(path) as temporary:
-            library.torch.save_file(tensors, str(temporary), metadata=header)
-            temporary.chmod(0o666 & ~_umask())  # the library makes it the owner's alone
+        with atomic.new_file(path) as temporary, temporary.open("wb") as file:
+            tensor_file.write(file, tensors, header)
     except OSError as error:
         raise manifest.failure("save", path, error) from error
-    except library.SafetensorError as error:
-        raise CheckpointError(
-            f"cannot save {path}: {error} (check the disk and the folder); what was saved before "
-            "is as it was"
-        ) from error
 
 
 def _wrapped_name(module: nn.Module) -> str | None:
@@ -249,14 +242,7 @@ def _safetensors() -> Any:
 
 def _read_safetensors(path: Path, size: int, map_location: Any) -> dict[str, Any]:
     library = _safetensors()
-    with path.open("rb") as file:
-        head = file.read(8)
-    header = struct.unpack("<Q", head)[0] if len(head) == 8 else None
-    if header is None or header > min(size - 8, _HEADER_LIMIT_BYTES):
-        raise CheckpointError(
-            f"{path} is cut or no safetensors file: its header would be "
-            f"{'missing' if header is None else f'{header:,} bytes'} in a file of {size:,}"
-        )
+    tensor_file.check(path, size)
     try:
         tensors = library.torch.load_file(str(path), device="cpu")
     except (library.SafetensorError, ValueError, TypeError, KeyError) as error:

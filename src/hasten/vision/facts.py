@@ -39,6 +39,8 @@ class Given:
     """That was subtracted in training, a channel, of pixels scaled to 0..1; None is 0."""
     std: Sequence[float] | None = None
     """That was divided by in training, a channel; None is 1."""
+    trust: bool = False
+    """Whether a file of ``torch.save`` may run whatever program it holds."""
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import shlex
@@ -25,7 +24,7 @@ from hasten.feed import Loader
 from hasten.train import Result, Trainer, launch
 from hasten.train import world as worlds
 from hasten.train.checkpoint import FOLDER
-from hasten.train.folder import CONFIG, refuse_run
+from hasten.train.folder import CONFIG, read_config, refuse_run
 from hasten.train.keeping import device_line
 from hasten.train.lock import refuse_living
 from hasten.train.seed import seed_everything
@@ -314,23 +313,29 @@ def loader(settings: TrainSettings, data: ImageData, *, training: bool, batch_si
     )
 
 
-def resumed(folder: Path, changes: dict[str, Any]) -> TrainSettings:
+def resumed(
+    folder: Path, changes: dict[str, Any], say: Callable[[str], None] = print
+) -> TrainSettings:
     """The settings of the run in a folder, with changes that do not break its training.
+
+    Args:
+        folder: the run's.
+        changes: by name.
+        say: is told where ``config.json`` is damaged, and a checkpoint's settings are taken.
 
     Raises:
         UsageError: the folder holds no run, or a change would.
         CheckpointError: its settings cannot be read.
     """
     path = folder / CONFIG
-    if not path.is_file():
-        there = (folder / FOLDER).is_dir()
-        what = "has lost its config.json" if there else "holds no run (no config.json)"
-        raise UsageError(f"{folder} {what}; give a folder that hasten train made, runs/NAME")
+    if not path.is_file() and not (folder / FOLDER).is_dir():
+        raise UsageError(
+            f"{folder} holds no run (no config.json); give a folder that hasten train made,"
+            " runs/NAME"
+        )
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))["config"]["settings"]
+        kept = read_config(folder, say)["config"]["settings"]
         settings = TrainSettings(**kept)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         # KeyError and TypeError: it is JSON, but not of the form that hasten writes.
         why = str(error) if isinstance(error, ValueError) else f"not as hasten writes it ({error})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,7 @@ def _checkpoint(path: Path, which: str | None, given: Given) -> Trained:
 def _file(path: Path, given: Given) -> Trained:
     if promises_image(path.name):
         raise CheckpointError(f"{show(path)} is an image; give the checkpoint first, then images")
-    state = weights.read(path)
+    state = weights.read(path, trust=given.trust)
     beside = path.parent / CONFIG
     kept = _kept_beside(beside) if path.name == WEIGHTS and beside.is_file() else None
     if kept is None:
@@ -151,7 +150,7 @@ def _kept_beside(path: Path) -> dict[str, Any] | None:
     """The run's settings, or None where they say nothing of a classifier."""
     try:
         with manifest.open_regular(path) as file:
-            content = json.loads(file.read(manifest.LIMIT_BYTES))
+            content = manifest.parse_json(file.read(manifest.LIMIT_BYTES))
     except OSError as error:
         raise manifest.failure("read", path, error) from error
     except ValueError as error:

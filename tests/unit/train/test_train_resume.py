@@ -30,6 +30,7 @@ from train_helpers import (
     mlp,
     points,
     saved,
+    send,
     sgd,
     state,
     told,
@@ -334,7 +335,36 @@ def test_a_hint_of_the_callers_own_is_shown(tmp_path: Path):
     )
     with pytest.raises(Interrupted, match="Resume with: hasten train --resume x") as stopped:
         training.fit(loader(), epochs=1)
-    assert stopped.value.exit_status == 143
+    assert stopped.value.exit_status == 75
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 129)],
+)
+def test_a_cluster_s_notice_asks_for_the_job_again(
+    tmp_path: Path, number: int, status: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with pytest.raises(Interrupted, match="scontrol requeue 4711") as stopped:
+        trainer(loss=Hook(1, send(number)), folder=tmp_path / "run").fit(loader(), epochs=1)
+    assert stopped.value.exit_status == status
+    assert names(tmp_path / "run") == {"step-00000002"}
+    with pytest.raises(Interrupted) as stopped:
+        trainer(loss=Hook(1, send(number))).fit(loader(), epochs=1)
+    assert stopped.value.exit_status == 128 + number, "there is nothing to go on from"
+
+
+def test_a_second_ctrl_c_names_the_last_checkpoint(tmp_path: Path):
+    def twice() -> None:
+        INTERRUPT()
+        INTERRUPT()
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        trainer(loss=Hook(7, twice), folder=tmp_path / "run").fit(loader(), epochs=3)
+    (note,) = stopped.value.__notes__
+    assert note.startswith(f"the last checkpoint is {tmp_path / 'run' / 'checkpoints'}/step-")
+    assert "Resume with" in note
 
 
 def test_without_a_folder_a_stop_says_that_nothing_is_saved():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from train_helpers import INTERRUPT, TERMINATE
 
-from hasten.train.signals import StopSignals
+from hasten.train.signals import SAME_S, StopSignals
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +44,9 @@ def test_the_second_acts_at_once():
 
 def test_the_second_terminate_ends_the_process():
     script = (
-        "import os, signal, time\n"
-        "from hasten.train.signals import StopSignals\n"
-        "with StopSignals():\n"
+        "import itertools, os, signal, time\n"
+        "from hasten.train.signals import SAME_S, StopSignals\n"
+        "with StopSignals(itertools.count(0.0, SAME_S).__next__):\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('noted', flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -114,3 +114,23 @@ def test_it_can_be_entered_again():
             assert signals.received is None
             os.kill(os.getpid(), signal.SIGTERM)
             assert signals.received == signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"])
+def test_what_a_launcher_passes_on_is_the_same_signal(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, "1")
+    now = [10.0]
+    with pytest.raises(KeyboardInterrupt), StopSignals(lambda: now[0]) as signals:
+        for _ in range(3):
+            INTERRUPT()
+            TERMINATE()
+            assert signals.received == signal.SIGINT
+        now[0] += SAME_S
+        INTERRUPT()
+        raise AssertionError("a later one did not act")
+
+
+def test_slurm_s_notice_is_watched():
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.received == signal.SIGUSR1

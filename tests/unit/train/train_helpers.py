@@ -122,7 +122,7 @@ INTERRUPT, TERMINATE = send(signal.SIGINT), send(signal.SIGTERM)
 def logged(folder: Path) -> list[dict[str, Any]]:
     """The log without events, and without what time it took."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("seconds", "images_per_s", "phases", "peak_memory_bytes")
+    timed = ("seconds", "images_per_s", "phases", "peak_memory_bytes", "crc32")
     return [
         {key: value for key, value in line.items() if key not in timed}
         for line in lines
