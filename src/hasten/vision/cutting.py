@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -126,9 +127,7 @@ def cut(picture: Picture | Copy, choose: Callable[[int, int], Crop], size: int) 
         for edges, share in zip((rows, columns), scale, strict=True)
     ]
     square = square_of(pixels, reduced[0], reduced[1], size)
-    if swap:
-        square = square.transpose(1, 2)
-    turned = [1] if turn_rows else []
-    if turn_columns != crop.mirror:
-        turned.append(2)
-    return (square.flip(turned) if turned else square).contiguous()
+    planes = square.transpose(2, 1, 0) if swap else square.transpose(2, 0, 1)
+    planes = planes[:, :: -1 if turn_rows else 1, :: -1 if turn_columns != crop.mirror else 1]
+    # By numpy: each thread that calls torch for this would get a pool of torch's threads.
+    return torch.from_numpy(planes.copy())

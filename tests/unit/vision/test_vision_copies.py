@@ -305,7 +305,7 @@ def test_a_killed_writer_leaves_no_broken_copy(tmp_path: Path) -> None:
         )
         assert writer.stdout is not None
         writer.stdout.readline()
-        while not files(tmp_path):
+        while not any(path.name[0] != "." for path in files(tmp_path)):
             time.sleep(0.001)
         writer.send_signal(signal.SIGKILL)
         writer.wait()

@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -474,3 +476,60 @@ def test_a_header_that_is_not_all_there_asks_for_more() -> None:
     assert header.orientation == 3
     assert headers.parse(b"II*\0" + bytes(30)) is None
     assert headers.parse(b"no image") is None
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 24, 30])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_mirroring(size: int, channels: int) -> None:
+    data = stored(Image.fromarray(scene(40, 56)), "PNG")
+
+    def part(mirror: bool) -> torch.Tensor:
+        crop = Crop(top=3, left=5, height=33, width=41, mirror=mirror)
+        return decode_crop(data, lambda height, width: crop, size=size, channels=channels)
+
+    assert torch.equal(part(True), part(False).flip(2))
+    assert part(True).is_contiguous()
+
+
+ALONE = """
+import io, os, sys, threading
+import numpy as np, torch
+from PIL import Image
+from hasten.vision.cutting import Crop, cut
+from hasten.vision.decode import decode_copy, decode_crop
+torch.set_num_threads(2)
+def stored(side, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.new("RGB", (side, side)).save(file, kind, exif=exif.tobytes())
+    return file.getvalue()
+files = [stored(side, kind, orientation)
+         for side in (300, 1600) for kind in ("JPEG", "PNG") for orientation in (1, 4, 6)]
+count = lambda: len(os.listdir("/proc/self/task"))
+found = []
+def work():
+    before = count()
+    for data in files:
+        for mirror in (False, True):
+            choose = lambda h, w: Crop(top=1, left=2, height=h - 3, width=w - 5, mirror=mirror)
+            decode_crop(data, choose, size=224)
+            cut(decode_copy(data, size=224), choose, 224)
+    found.append(count() - before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(found[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
+def test_decoding_in_a_thread_starts_no_threads_of_torchs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+    assert done.stdout.strip() == "0"
