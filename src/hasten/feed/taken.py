@@ -94,7 +94,8 @@ class TakenOrder(LateOrder):
         self._resume: dict[str, Any] | None = None
         self._lasts = bool(loader.persistent_workers)
         self._began_before = False
-        self._seen = None if self._drawn.known else hashlib.blake2b(digest_size=16)
+        told = self._drawn.known or isinstance(loader.dataset, IterableDataset)
+        self._seen = None if told else hashlib.blake2b(digest_size=16)
         self.base = 0
         self.after: dict[int, dict[str, Any]] = {}
         self.refuses = ""
