@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hasten.feed import randomness
+from hasten.feed.describe import device_tensor, on_device
 from hasten.feed.inside import Inside, alive, inside
 from hasten.feed.place import tensors
 from hasten.feed.samples import Made, Maker
-from hasten.feed.work import Beginning, device_tensor, on_device, said, unsendable
+from hasten.feed.work import Beginning, said, unsendable
 
 _TRIAL_S = 0.5
 

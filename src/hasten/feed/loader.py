@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -23,6 +24,8 @@ from hasten.feed.plan import Plan
 from hasten.feed.sources import Item
 from hasten.feed.taken import TakenOrder, options_of
 from hasten.feed.takeover import TakenFeeds
+
+_log = logging.getLogger("hasten.feed")
 
 _SKIPPED_KEPT = 1000
 _STREAM = (
@@ -146,6 +149,7 @@ class Loader:
         self._order = order
         self._feeds = feeds
         self._skips = skips
+        self._told_length = False
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._epoch = 0
         self._first = 0
@@ -340,11 +344,35 @@ class Loader:
             for number, batch, _ in items:
                 cursor.batch = number + 1
                 yield batch
+            self._check_length(cursor.batch)
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
                 self._cursor = _Cursor(self._epoch, 0)
         finally:
             items.close()
+
+    def _check_length(self, given: int) -> None:
+        """Tell of a len that is not what was given, once. Batches left out are no lie."""
+        if self._told_length or self._skips.count:
+            return
+        try:
+            said = len(self)
+        except TypeError:
+            return
+        # Each reader of a stream has a last batch of its own, which may not be full.
+        loose = max(0, self.plan.workers - 1) if self._options.iterable else 0
+        if abs(given - said) > loose:
+            self._told_length = True
+            options = self._options
+            whose = options.dataset if options.iterable else options.batch_sampler
+            whose = whose or options.sampler or options.dataset
+            _log.warning(
+                "the len of %s says %s batches, and it gave %s: progress and schedules go by it, "
+                "so correct its __len__",
+                type(whose).__name__,
+                said,
+                given,
+            )
 
 
 class DeviceLoader:

@@ -65,13 +65,14 @@ class Pool:
             jobs_each: most jobs that a worker is sent before its reply is received.
             niceness: what they add to theirs.
         """
+        self._workers: list[_Worker] = []
         if isinstance(context, str):
             context = torch.multiprocessing.get_context(context)
         self._context: Any = context or torch.multiprocessing
         self._work = work
         self._jobs_each = jobs_each
         self._niceness = niceness
-        self._workers: list[_Worker] = []
+        self._pid = os.getpid()
         try:
             for number in range(count):
                 self._workers.append(self._started(number))
@@ -115,19 +116,25 @@ class Pool:
 
     def replace(self, number: int) -> None:
         """Start a new process in place of one that died; it has none of the jobs."""
-        self._end(self._workers[number])
-        self._workers[number] = self._started(number)
+        with _interrupts_held_back():
+            self._end(self._workers[number])
+            self._workers[number] = self._started(number)
 
     def close(self) -> None:
         """End all of them: those in the middle of a job get a second for it."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.pipe.close()
-        limit = time.monotonic() + _GRACE_S
-        for worker in workers:
-            worker.process.join(max(0.0, limit - time.monotonic()))
-        for worker in workers:
-            self._end(worker)
+        with _interrupts_held_back():  # half closed, it could not be closed again
+            workers, self._workers = self._workers, []
+            for worker in workers:
+                worker.pipe.close()
+            limit = time.monotonic() + _GRACE_S
+            for worker in workers:
+                worker.process.join(max(0.0, limit - time.monotonic()))
+            for worker in workers:
+                self._end(worker)
+
+    def __del__(self) -> None:
+        if self._pid == os.getpid():  # not in a fork, whose brothers they are
+            self.close()
 
     def _started(self, number: int) -> _Worker:
         mine, theirs = self._context.Pipe()
@@ -148,15 +155,18 @@ class Pool:
             name=f"hasten-feed-{number}",
             daemon=True,
         )
+        worker = _Worker(process, mine)
         try:
             with _interrupts_held_back():
                 process.start()
-        except BaseException:
+        except BaseException:  # an interrupt that was held back comes when it has started
             mine.close()
+            if process.pid is not None:
+                self._end(worker)
             raise
         finally:
             theirs.close()
-        return _Worker(process, mine)
+        return worker
 
     def _check_dead(self, worker: _Worker, error: Exception) -> None:
         worker.process.join(_GRACE_S)
@@ -209,6 +219,7 @@ def _main(
     for other in inherited:
         other.close()
     parent = os.getppid()
+    sys.excepthook = _unless_left
     torch.set_num_threads(1)
     send = _Sender(pipe, direct_bytes)
     try:
@@ -227,6 +238,12 @@ def _main(
             send(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the main process has closed its end
+
+
+def _unless_left(kind: Any, error: Any, trace: Any) -> None:
+    """Of the thread that hands out tensors' memory: the main process may lose interest midway."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 class _Sender:

@@ -10,10 +10,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate, default_convert
+from torch.utils.data import (
+    ConcatDataset,
+    Subset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.describe import describe, device_tensor, on_device, transform_of
 from hasten.feed.keys import COLLATE, mix, sample_key, sample_keys
 
 _T = TypeVar("_T")
@@ -91,16 +98,6 @@ class _ConcatFetch:
         fetch = self._parts[part]
         assert fetch is not None
         return fetch(index - (self._ends[part - 1] if part else 0), key)
-
-
-def describe(dataset: Any, index: Any) -> str:
-    """Where the sample comes from (``cats/3.jpg``), as far as the data set can tell; else ''."""
-    if type(dataset) is Subset:
-        return describe(dataset.dataset, dataset.indices[index])
-    tell = getattr(dataset, "describe_sample", None)
-    if not callable(tell):
-        return ""
-    return str(tell(index))
 
 
 class Maker:
@@ -255,13 +252,16 @@ class Maker:
 
     def _failure(self, index: Any, error: Exception) -> str:
         try:
-            where = describe(self.dataset, index)
+            where = describe(self.dataset, index) or str(getattr(error, "filename", None) or "")
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             where = f"describe_sample failed too: {second}"
         name = f"sample {index!r}" + (f" ({where})" if where else "")
         if isinstance(error, DataError):
             return f"{name}: {error}"
-        text = f"{name} of {type(self.dataset).__name__} raised {type(error).__name__}: {error}"
+        transform = transform_of(self.dataset, error)
+        within = f" in its transform {transform}" if transform else ""
+        kind = type(error).__name__
+        text = f"{name} of {type(self.dataset).__name__} raised {kind}{within}: {error}"
         if isinstance(error, IndexError) and isinstance(index, int):
             count = len(self.dataset) if hasattr(self.dataset, "__len__") else None
             if count is not None and index < count:
@@ -278,6 +278,9 @@ class Maker:
             raise DataError(self._misfit(samples, indices, error)) from error
 
     def _misfit(self, samples: list[Any], indices: Sequence[Any], error: Exception) -> str:
+        device = device_tensor(samples)
+        if device and get_worker_info() is not None:
+            return on_device(device)
         if not self.default_collate:
             name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
             return (

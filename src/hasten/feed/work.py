@@ -8,19 +8,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.describe import ON_HOST, device_tensor, on_device
 from hasten.feed.keys import WORKERS, mix
 from hasten.feed.samples import Made, Maker
-
-ON_HOST = (
-    "Worker processes share no accelerator: leave samples on the host, and let "
-    "Loader(...).to(device) move the batches"
-)
 
 
 class RemoteError(Exception):
@@ -214,11 +209,6 @@ def said(error: Exception) -> str:
     return text
 
 
-def on_device(device: str) -> str:
-    """What to say of a batch that has a tensor on a device."""
-    return f"a worker process made a tensor on {device}. {ON_HOST}"
-
-
 def unsendable(error: Exception) -> tuple[str, str]:
     """(message, traceback) for a batch that cannot travel between processes."""
     text = (
@@ -227,14 +217,3 @@ def unsendable(error: Exception) -> tuple[str, str]:
         "num_workers=0"
     )
     return text, traceback.format_exc()
-
-
-def device_tensor(batch: Any) -> str:
-    """The device of the first tensor that is not on the host; '' if all are."""
-    if isinstance(batch, torch.Tensor):
-        return "" if batch.device.type == "cpu" else str(batch.device)
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next(filter(None, map(device_tensor, batch)), "")
-    return ""

@@ -1,0 +1,365 @@
+"""What a person is told of a sample, a data set or a worker that fails, under each plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import feed_datasets as kinds
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+
+import hasten
+from hasten.errors import DataError
+from hasten.feed import Loader
+
+WAYS: dict[str, Callable[..., Loader]] = {
+    "inline": lambda data, size, **o: Loader(data, size, plan="inline", **o),
+    "threads": lambda data, size, **o: Loader(data, size, plan="threads", **o),
+    "processes": lambda data, size, **o: Loader(data, size, num_workers=2, **o),
+    "taken": lambda data, size, **o: Loader.from_dataloader(DataLoader(data, size), **o),
+    "taken, made ahead": lambda data, size, **o: Loader.from_dataloader(
+        DataLoader(data, size), plan="processes", **o
+    ),
+    "taken, workers": lambda data, size, **o: Loader.from_dataloader(
+        DataLoader(data, size, num_workers=2), **o
+    ),
+    "taken, played": lambda data, size, **o: Loader.from_dataloader(
+        DataLoader(data, size, num_workers=2), plan="inline", **o
+    ),
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def failure(way: str, dataset: Any, size: int = 4, **options: Any) -> DataError:
+    with WAYS[way](dataset, size, **options) as loader, pytest.raises(DataError) as info:
+        list(loader)
+    return info.value
+
+
+class Squash:
+    def __call__(self, value: int) -> int:
+        if value == 5:
+            raise ValueError("cannot be squashed")
+        return value
+
+
+class Blur(nn.Module):
+    def forward(self, value: int) -> int:
+        if value == 6:
+            raise ZeroDivisionError("no width")
+        return value
+
+
+def halve(value: int) -> int:
+    if value == 7:
+        raise KeyError("half")
+    return value
+
+
+class Chain:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: int) -> int:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Photos(Dataset):
+    """As torchvision's folders are: (path, class) pairs, and a transform."""
+
+    def __init__(self, transform: Any) -> None:
+        self.samples = [(f"cats/{number}.jpg", 0) for number in range(9)]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 8:
+            open("/nowhere/at/all.jpg")  # noqa: SIM115, PTH123
+        return self.transform(index)
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (Chain(halve, Squash()), "sample 5 (cats/5.jpg) of Photos raised ValueError in its "
+         "transform Squash: cannot be squashed"),
+        (nn.Sequential(Blur()), "sample 6 (cats/6.jpg) of Photos raised ZeroDivisionError in its "
+         "transform Blur: no width"),
+        (halve, "sample 7 (cats/7.jpg) of Photos raised KeyError in its transform halve: 'half'"),
+        (Chain(), "sample 8 (cats/8.jpg) of Photos raised FileNotFoundError: [Errno 2]"),
+    ],
+)  # fmt: skip
+def test_index_file_transform_and_traceback(way: str, transform: Any, words: str) -> None:
+    error = failure(way, Photos(transform))
+    assert words in str(error)
+    assert f"(at {__file__}:" in str(error)
+    cause: Any = error.__cause__
+    told = "".join(str(cause)) + str(getattr(cause, "__traceback__", ""))
+    assert "__getitem__" in told or cause.__traceback__ is not None
+
+
+class Unlisted(Photos):
+    def __init__(self) -> None:
+        super().__init__(halve)
+        self.samples = self.samples[:4]
+
+    def __len__(self) -> int:
+        return 9
+
+
+def test_the_file_of_an_error_where_the_data_set_tells_none() -> None:
+    class Reads(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            return Path(f"/nowhere/{index}").read_text()
+
+    assert "sample 0 (/nowhere/0) of Reads" in str(failure("inline", Reads()))
+    assert "sample 7 of Unlisted raised KeyError in its" in str(failure("inline", Unlisted()))
+
+
+def test_the_file_in_parts_of_data_sets() -> None:
+    both: Any = ConcatDataset([Photos(Chain()), Photos(Squash())])
+    assert "sample 8 (cats/8.jpg)" in str(failure("inline", both))
+    part: Any = Subset(both, [14])
+    assert "sample 0 (cats/5.jpg) of Subset raised ValueError" in str(failure("inline", part))
+    part = Subset(Photos(Squash()), [5])
+    assert "of Subset raised ValueError in its transform Squash" in str(failure("inline", part))
+
+
+@every_way
+def test_skipping(way: str) -> None:
+    with WAYS[way](Photos(Chain(halve, Squash())), 3, on_error="skip") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4], [6]]
+    assert [index for index, _ in loader.skipped] == [5, 7, 8]
+    assert "(cats/5.jpg)" in loader.skipped[0][1]
+    assert loader.skipped_count == 3
+
+
+@every_way
+def test_a_batch_of_which_nothing_is_left(way: str) -> None:
+    def refuse(value: int) -> int:
+        if value in (3, 4, 5, 8):
+            raise ValueError("no")
+        return value
+
+    with WAYS[way](Photos(refuse), 3, on_error="skip") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2], [6, 7]]
+
+
+class Gives(kinds.Plain):
+    def __init__(self, give: Callable[[int], Any]) -> None:
+        super().__init__(9)
+        self.give = give
+
+    def __getitem__(self, index: int) -> Any:
+        return self.give(index)
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("give", "words"),
+    [
+        (lambda i: None if i == 6 else i, "gave None for sample 6; return a sample, or raise"),
+        (
+            lambda i: torch.zeros(2 + (i == 6)),
+            "sample 4 is float32 [2], sample 6 is float32 [3]; bring them to one shape, or give a "
+            "collate_fn that pads them",
+        ),
+        (
+            lambda i: np.zeros(2) if i == 6 else i,
+            "sample 4 is int, sample 6 is float64 [2]",
+        ),
+        (lambda i: range(6)[i], "its len says 9, so it should have a sample 6"),
+    ],
+    ids=["none", "ragged", "kinds", "len"],
+)
+def test_unusable_samples(way: str, give: Any, words: str) -> None:
+    assert words in str(failure(way, Gives(give)))
+
+
+@every_way
+def test_a_collate_function_that_raises(way: str) -> None:
+    def squash(samples: list[Any]) -> Any:
+        raise ValueError("too long")
+
+    data = Gives(int)
+    if way.startswith("taken"):
+        options: Any = {"num_workers": 2} if way in ("taken, workers", "taken, played") else {}
+        plan = {"taken, made ahead": "processes", "taken, played": "inline"}.get(way, "auto")
+        original = DataLoader(data, 4, collate_fn=squash, **options)
+        loader = Loader.from_dataloader(original, plan=plan)
+    else:
+        loader = WAYS[way](data, 4, collate_fn=squash)
+    with loader, pytest.raises(DataError, match=r"collate_fn squash raised ValueError: too long"):
+        list(loader)
+
+
+def _fails(worker: int) -> None:
+    raise OSError(f"no database for {worker}")
+
+
+@pytest.mark.parametrize("plan", ["processes", "inline"])
+@pytest.mark.parametrize("dataset", [kinds.Plain(), kinds.Stream()])
+def test_a_worker_init_function_that_raises(plan: str, dataset: Any) -> None:
+    if plan == "inline" and isinstance(dataset, IterableDataset):
+        pytest.skip("a stream is shared out by processes alone")
+    original = DataLoader(dataset, 4, num_workers=2, worker_init_fn=_fails)
+    words = "worker_init_fn _fails raised OSError in worker 0: no database for 0"
+    for loader in (
+        Loader.from_dataloader(original, plan=plan),
+        Loader(dataset, 4, num_workers=1, worker_init_fn=_fails),
+    ):
+        with loader, pytest.raises(DataError, match=words):
+            list(loader)
+
+
+class Locked(kinds.Plain):
+    def __getstate__(self) -> Any:
+        raise TypeError("cannot pickle a lock")
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
+def test_what_cannot_be_pickled(kind: str) -> None:
+    options: Any = {"num_workers": 1, "multiprocessing_context": kind}
+    words = r"Locked cannot be sent to worker processes \(cannot pickle a lock\).*\"fork\""
+    for make in (
+        lambda: Loader(Locked(), 4, **options),
+        lambda: Loader.from_dataloader(DataLoader(Locked(), 4, **options)),
+    ):
+        with make() as loader, pytest.raises(hasten.errors.UsageError, match=words):
+            list(loader)
+
+
+class Unsendable(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        return lambda: index
+
+
+@pytest.mark.parametrize("way", ["processes", "taken, workers"])
+def test_samples_that_cannot_travel(way: str) -> None:
+    def as_it_is(samples: list[Any]) -> Any:
+        return samples
+
+    options: Any = {"num_workers": 2, "collate_fn": as_it_is}
+    loader = Loader(Unsendable(), 4, **options)
+    if way != "processes":
+        loader = Loader.from_dataloader(DataLoader(Unsendable(), 4, **options))
+    with loader, pytest.raises(DataError, match="cannot be sent from a worker process"):
+        list(loader)
+
+
+def test_what_cannot_travel_is_made_in_the_loop_s_thread_where_it_was() -> None:
+    original: Any = DataLoader(Unsendable(), 4, collate_fn=list)
+    with Loader.from_dataloader(original, plan="processes") as loader:
+        assert [[give() for give in batch] for batch in loader][1] == [4, 5, 6, 7]
+
+
+class OnDevice(kinds.Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(2, device=hasten.device())
+
+
+@pytest.mark.parametrize("way", ["processes", "taken, workers"])
+@pytest.mark.parametrize("in_use", [False, True])
+def test_device_tensors_made_in_workers(way: str, in_use: bool) -> None:
+    with hasten.simulate():
+        if in_use:  # then a forked process cannot use it at all
+            torch.ones(1, device=hasten.device())
+        error = failure(way, OnDevice())
+    words = (
+        "Cannot re-initialize CUDA in forked subprocess" if in_use else "made a tensor on cuda:0"
+    )
+    assert words in str(error)
+    assert "Worker processes share no accelerator: leave samples on the host" in str(error)
+
+
+class Lying(IterableDataset):
+    def __init__(self, said: int) -> None:
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("said", "batches"), [(40, 10), (12, 3)])
+def test_a_len_that_lies(
+    said: int, batches: int, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for loader in (
+        Loader(Lying(said), 4, num_workers=workers),
+        Loader.from_dataloader(DataLoader(Lying(said), 4, num_workers=workers)),
+    ):
+        caplog.clear()
+        assert len(list(loader)) == 5
+        list(loader)
+        (message,) = [text for text in caplog.messages if "the len of" in text]
+        assert f"the len of Lying says {batches} batches, and it gave 5" in message
+        loader.close()
+
+
+def test_a_len_of_a_sampler_that_lies(caplog: pytest.LogCaptureFixture) -> None:
+    class Short(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8))
+
+        def __len__(self) -> int:
+            return 20
+
+    list(Loader(kinds.Plain(), 4, sampler=Short()))
+    assert any("the len of Short says 5 batches, and it gave 2" in m for m in caplog.messages)
+
+
+def test_a_true_len_is_no_matter(caplog: pytest.LogCaptureFixture) -> None:
+    for way in WAYS:
+        with WAYS[way](kinds.Plain(), 4) as loader:
+            list(loader)
+    list(Loader(kinds.Stream(), 4))
+    with Loader(kinds.Stream(), 4, num_workers=2) as loader:
+        list(loader)
+    assert not [text for text in caplog.messages if "the len of" in text]
+
+
+class Repeating(IterableDataset):
+    def __init__(self, *, noisy: bool) -> None:
+        self.noisy = noisy
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[float]:
+        for number in range(12):
+            yield number + (random.random() if self.noisy else 0)
+
+
+@pytest.mark.parametrize(
+    ("noisy", "seen"),
+    [(False, "workers 0 and 1 began with the same batch"), (True, "each gave 12 samples")],
+)
+def test_a_stream_that_every_worker_repeats(noisy: bool, seen: str) -> None:
+    words = f"Repeating gives the whole of its samples in each of the 2 workers .{seen}"
+    with pytest.raises(DataError, match=words):
+        list(Loader(Repeating(noisy=noisy), 4, num_workers=2))
+
+
+def test_an_empty_data_set_that_was_taken_over_gives_what_it_gave() -> None:
+    for options in ({}, {"num_workers": 1}):
+        original: Any = DataLoader([], 4, **options)
+        with Loader.from_dataloader(original) as loader:
+            assert list(loader) == list(original) == []
+    with pytest.raises(DataError, match=r"the data set \(list\) is empty"):
+        Loader([], 4)
