@@ -129,6 +129,8 @@ def _shown(file: File) -> list[cst.CSTNode]:
 
 
 def _severity(file: File, seen: Seen, waits: int, shown: list[cst.CSTNode]) -> Severity:
+    if "step" not in file.attributes():
+        return "suggestion"  # gradients of a finished model: no optimizer waits
     if not _of_a_loss(seen) and needed(syntax(file), file.line(seen.node)):
         return "suggestion"
     if seen.name in _SCALARS and not any(file.holds(node, seen.node) for node in shown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hasten.script.findings import Finding
+from hasten.script.flow.facts import Loop
 from hasten.script.flow.values import Loader, Module
 from hasten.script.rules.file import File, Rule, first_of_each_line
 
@@ -70,8 +71,13 @@ class NoGradMissing(Rule):
             and seen.data.get("mode") == "eval"
             and not seen.under("no_grad")
             and not seen.under("no_grad?")
-            and any(isinstance(loop.over, Loader) for loop in seen.loops())
-            and not any(loop.has_backward for loop in seen.loops())
+            and _evaluates(seen.loops())
             and not any(f.name == "forward" for f in seen.inside)
             and "autograd" not in file.attributes()
         )  # fmt: skip
+
+
+def _evaluates(loops: list[Loop]) -> bool:
+    """Whether the innermost loop over a loader has no backward pass."""
+    over = [index for index, loop in enumerate(loops) if isinstance(loop.over, Loader)]
+    return bool(over) and not any(loop.has_backward for loop in loops[over[-1] :])
