@@ -187,7 +187,14 @@ def _others(finding: Finding) -> set[tuple[str, int]]:
 
 
 def _joined(static: Finding, rehearsed: Finding) -> Finding:
-    """One finding of two: the place and reason of the rule, the count and evidence of the run."""
+    """One finding of two: the place and reason of the rule, the count and evidence of the run.
+
+    Where the rule only suggests and the run proves, the run's place and reason stand.
+    """
+    if static.severity == "suggestion" != rehearsed.severity and _place(static) != _place(
+        rehearsed
+    ):
+        static, rehearsed = rehearsed, static
     places: dict[tuple[str, int], Related] = {}
     for place in (*static.related, *rehearsed.related):
         places.setdefault((place.file, place.line), place)

@@ -142,3 +142,12 @@ def test_sarif_has_rules_results_and_related_places() -> None:
 def test_in_order_puts_the_worst_first_at_one_place() -> None:
     found = in_order([_finding("HST101", severity="suggestion"), _finding("HST104")])
     assert [f.severity for f in found] == ["error", "suggestion"]
+
+
+def test_what_a_rule_only_suggests_gives_way_to_what_a_run_proves_elsewhere() -> None:
+    static = _finding("HST107", 5, severity="suggestion", related=(Related("a.py", 9, "moved"),))
+    seen = _finding("HST141", 9, found_by="rehearsal")
+    (joined,) = merge([static], [seen])
+    assert (joined.code, joined.line, joined.severity) == ("HST141", 9, "error")
+    assert "HST141 at 9" in joined.message
+    assert 5 in [place.line for place in joined.related]

@@ -11,6 +11,7 @@ from typing import Any
 import libcst as cst
 
 from hasten.script.flow.attributes import Attributes
+from hasten.script.flow.facts import Loop
 from hasten.script.flow.values import (
     Const,
     Dict,
@@ -73,23 +74,29 @@ class Displays(Attributes):
                     result.fields["elem"] = value if old is None else self.join_all([old, value])
         return result
 
-    def _comprehension(self, first: cst.CompFor, finish: Callable[[], Value]) -> tuple[Value, bool]:
+    def _comprehension(self, node: Any, finish: Callable[[], Value]) -> tuple[Value, bool]:
         """The value for one round, and whether all rounds are taken (no condition)."""
         outer = self.scope
         self.scope = Scope({}, outer)
         try:
-            return self._rounds(first, finish)
+            return self._rounds(node, node.for_in, finish)
         finally:
             self.scope = outer
 
-    def _rounds(self, comp: cst.CompFor, finish: Callable[[], Value]) -> tuple[Value, bool]:
+    def _rounds(
+        self, node: Any, comp: cst.CompFor, finish: Callable[[], Value]
+    ) -> tuple[Value, bool]:
         source = self.ev(comp.iter)
+        made = Loop(node, source)
+        if isinstance(source, Seq):
+            made.rounds = source.extra.get("rounds")
         self.assign(comp.target, self.item_of(source, comp.iter), comp)
-        for test in comp.ifs:
-            self.ev(test.test)
-        if comp.inner_for_in is not None:
-            return self._rounds(comp.inner_for_in, finish)[0], False
-        return finish(), not comp.ifs
+        with self.within("loop", node, loop=made):
+            for test in comp.ifs:
+                self.ev(test.test)
+            if comp.inner_for_in is not None:
+                return self._rounds(node, comp.inner_for_in, finish)[0], False
+            return finish(), not comp.ifs
 
     def _sequence_of(self, kind: str, node: Any) -> Value:
         source_items = self._known_items(node)
@@ -102,7 +109,7 @@ class Displays(Attributes):
                 items.append(self.ev(node.elt))
                 self.scope = outer
             return Seq(kind, items, origin=self.origin("other", node))
-        value, _ = self._comprehension(node.for_in, lambda: self.ev(node.elt))
+        value, _ = self._comprehension(node, lambda: self.ev(node.elt))
         return Seq(kind, None, value, origin=self.origin("other", node))
 
     def _known_items(self, node: Any) -> list[Value] | None:
@@ -147,7 +154,7 @@ class Displays(Attributes):
             self.ev(node.key)
             return self.ev(node.value)
 
-        value, _ = self._comprehension(node.for_in, finish)
+        value, _ = self._comprehension(node, finish)
         return Dict({}, value, origin=origin)
 
     def _dict_items(self, node: cst.DictComp) -> Dict | None:

@@ -13,12 +13,13 @@ from hasten.script.rehearsal.modules import ById
 from hasten.script.rehearsal.places import Stack
 
 _WALK = 3000  # nodes of a graph that are looked at
+_WAY = 3  # calls that lead to a model by which passes are told apart
 _IN_A_ROW = 2  # calls without a backward between them that make an evaluation pass
 _CHANGING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 
 
 class _Site:
-    """One line that calls a model from outside."""
+    """One line that calls a model from outside, and the calls that lead to it."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
@@ -32,7 +33,7 @@ class Evaluation:
 
     def __init__(self, collected: Collected, modules: Any) -> None:
         self._collected, self._modules = collected, modules
-        self._sites: dict[tuple[str, int], _Site] = {}
+        self._sites: dict[tuple[tuple[str, int], ...], _Site] = {}
         self._outputs: dict[Any, _Site] = {}
         self._trained: ById[bool] = ById()
 
@@ -40,7 +41,8 @@ class Evaluation:
         """Told after each outermost call of a module."""
         if not stack:
             return
-        site = self._sites.setdefault((stack[0].file, stack[0].line), _Site(module))
+        way = tuple((place.file, place.line) for place in stack[:_WAY])
+        site = self._sites.setdefault(way, _Site(module))
         site.row += 1
         site.longest = max(site.longest, site.row)
         site.training += any(
@@ -77,10 +79,13 @@ class Evaluation:
 
     def tell(self) -> None:
         """Say what the evaluation passes showed."""
-        for (file, line), site in self._sites.items():
+        trained = {place for way, site in self._sites.items() if site.trained for place in way}
+        for way, site in self._sites.items():
             module = site.module()
             if site.trained or site.longest < _IN_A_ROW or module not in self._trained:
                 continue
+            # A helper that training calls too is not what lacks the mode: its caller is.
+            file, line = next((place for place in way if place not in trained), way[0])
             if site.training:
                 self._collected.add(
                     "HST131",

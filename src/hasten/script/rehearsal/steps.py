@@ -56,6 +56,9 @@ class Steps:
         self._owned: weakref.WeakKeyDictionary[Optimizer, frozenset[int]] = (
             weakref.WeakKeyDictionary()
         )
+        self._last_backward: weakref.WeakKeyDictionary[Optimizer, Stack] = (
+            weakref.WeakKeyDictionary()
+        )
         self._born_with_state: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._running: list[Optimizer] = []  # whose step runs now
         self.backwards = 0
@@ -187,6 +190,7 @@ class Steps:
         self.backwards += 1
         for optimizer in list(self._stepped):
             first = self._first_backward.setdefault(optimizer, stack)
+            self._last_backward[optimizer] = stack
             if optimizer in self._emptied or not first:
                 continue
             gradients = (p.grad for g in optimizer.param_groups for p in g["params"])
@@ -214,7 +218,8 @@ class Steps:
             return
         self._piled[optimizer] = self._piled.get(optimizer, 0) + 1
         if self._piled[optimizer] >= _PILED:
-            self._tell_piled(optimizer, first[0], stack)
+            last = self._last_backward.get(optimizer, ()) or first
+            self._tell_piled(optimizer, last[0], stack)
 
     def _tell_piled(self, optimizer: Optimizer, place: Place, stack: Stack) -> None:
         made = self._made.get(optimizer, ())

@@ -116,4 +116,5 @@ def _made_anew(file: File, loader: Loader) -> Loop | None:
 
 def _goes_over(file: File, loop: Loop, node: cst.CSTNode) -> bool:
     """Whether the node is part of what the loop goes over."""
-    return isinstance(loop.node, (cst.For, cst.CompFor)) and file.holds(loop.node.iter, node)
+    head = getattr(loop.node, "for_in", loop.node)
+    return isinstance(head, (cst.For, cst.CompFor)) and file.holds(head.iter, node)

@@ -59,11 +59,14 @@ class ZeroGradMissing(Rule):
             return iter(())
         return first_of_each_line(
             self.finding(
-                file, seen.node,
+                file, loop.backward[0],
                 "nothing clears the gradients in the loop on line"
                 f" {file.line(loop.node)}: they pile up.",
                 "optimizer.zero_grad() in each step",
-                related=[(loop.node, "the training loop")],
+                related=[
+                    (seen.node, "the optimizer steps here"),
+                    (loop.node, "the training loop"),
+                ],
             )
             for seen in file.facts.of("step")
             if isinstance(seen.receiver, Optimizer) and (loop := seen.step_loop()) is not None
