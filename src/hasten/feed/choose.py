@@ -74,12 +74,14 @@ class Planner:
         transformed = options.device_transform is not None and device is not None
         if device is None or runtime.is_host(device):
             pin = options.pin_memory is True and runtime.accelerator() is not None
-            return replace(plan, pinned=pin, transformed=transformed)
+            said = "" if device is None else "the loop computes in host memory: nothing is copied"
+            return replace(plan, pinned=pin, transformed=transformed, blocked=said)
         if plan.name == "resident":
             return replace(plan, transformed=transformed)
         can_pin = runtime.can_pin(device)
         pin = can_pin if options.pin_memory == "auto" else bool(options.pin_memory)
-        ahead = 2 if runtime.can_overlap(device) else 0
+        beside = runtime.can_overlap(device)
+        ahead = 2 if beside and runtime.stream(device) is not None else 0
         return replace(
             plan,
             pinned=pin,
@@ -379,6 +381,8 @@ def _why_not_beside(device: torch.device, *, pin: bool, can_pin: bool, ahead: in
     """Why copies to the device wait for, or hold up, its computation; "" where they do not."""
     if not ahead and device.type == "mps":
         return "on Apple's GPUs a non-blocking copy may read memory that has changed by then"
+    if not ahead and runtime.can_overlap(device):
+        return f"{device} gives no second queue for them"
     if not ahead:
         return f"{device.type} has no asynchronous copies"
     if pin:

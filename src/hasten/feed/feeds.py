@@ -114,7 +114,7 @@ class Feeds:
             return
         run = relay.begin(epoch, first)
         while True:
-            executor, relay.current = feed.executor, run
+            executor, relay.current, stopped = feed.executor, run, False
             items = executor.host(epoch, run.next_number)
             try:
                 for item in items:
@@ -122,13 +122,14 @@ class Feeds:
                     del item
                     if feed.wanted is not None:
                         run.stop()  # what is under way is given yet
+                        stopped = True
             finally:
                 items.close()
             if executor.unfit and feed.wanted is None:
                 feed.wanted = feed.planner.instead(executor.plan, executor.unfit)
             if feed.wanted is not None and feed.executor is executor:
                 self._change(feed)
-            if run.over:
+            if run.over or not (stopped or executor.unfit):
                 return
 
     def _watched(self, feed: _Feed, items: Items) -> Items:

@@ -173,7 +173,8 @@ class Plan:
                 f"copied to the device ahead of the loop, from {memory} memory"
             )
         if self.blocked:
-            lines.append(f"  copies do not run beside the computation: {self.blocked}")
+            what = "copies do not run beside the computation: " if self.copied else ""
+            lines.append(f"  {what}{self.blocked}")
         lines += [f"  {number}. {stage}" for number, stage in enumerate(self.stages, 1)]
         return "\n".join(lines)
 

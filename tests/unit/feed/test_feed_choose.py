@@ -168,6 +168,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch, *, free: int, overlap: bool = T
     monkeypatch.setattr(runtime, "memory", lambda device: memory)
     monkeypatch.setattr(runtime, "can_overlap", lambda device: overlap)
     monkeypatch.setattr(runtime, "can_pin", lambda device: overlap)
+    monkeypatch.setattr(runtime, "stream", lambda device: object())
 
 
 def test_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:

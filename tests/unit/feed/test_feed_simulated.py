@@ -1,0 +1,147 @@
+"""Copies ahead of the loop on the simulated accelerator: its queues, clock and hazards."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import hasten
+from hasten.devices import runtime
+from hasten.feed import Loader, Plan
+from hasten.feed import choose as choose_module
+from hasten.feed import place as place_module
+from hasten.feed.place import Ahead
+from hasten.simulate import Copy, DeviceSpec, Hazard, Sync
+
+SLOW = DeviceSpec(
+    name="Slow",
+    memory_bytes=1 << 30,
+    flops_per_s=1e8,
+    memory_bytes_per_s=1e7,
+    host_copy_bytes_per_s=1e7,
+    launch_s=1e-6,
+)
+"""A copy of a batch of 4 kB takes 0.4 ms, and a step on it some 2 ms."""
+
+PLAN = Plan(name="gather", reason="", copied=True, ahead_batches=2)
+
+
+class Batch(list[Any]):
+    """One whose memory is written to again as soon as nobody holds it."""
+
+
+def items(buffers: int, count: int) -> Iterator[Any]:
+    """Batches in page-locked memory that is used again; never more than `buffers` at a time."""
+    free = deque(torch.empty(1000).pin_memory() for _ in range(buffers))
+    for number in range(count):
+        memory = free.popleft()
+        memory.fill_(float(number))
+        batch = Batch([memory])
+        weakref.finalize(batch, lambda memory=memory: (memory.fill_(-1.0), free.append(memory)))
+        yield number, batch, [number]
+        del batch
+
+
+def hazards_of_training(simulation: Any) -> list[Hazard]:
+    ahead = Ahead(torch.device("cuda", 0))
+    for _, (batch,), _ in ahead.place(items(8, 20), PLAN):
+        (batch * 2).sum()
+        assert isinstance(batch, torch.Tensor) and batch.is_cuda
+    torch.cuda.synchronize()
+    return [event for event in simulation.events if isinstance(event, Hazard)]
+
+
+def test_memory_of_host_batches_is_not_used_again_before_its_copy_has_run() -> None:
+    with hasten.simulate(spec=SLOW) as simulation:
+        assert hazards_of_training(simulation) == []
+        copies = [event for event in simulation.events if isinstance(event, Copy)]
+        assert len(copies) == 20
+        assert all(copy.pinned and copy.non_blocking for copy in copies)
+
+
+def test_without_holding_them_it_is_and_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above would catch: the same code, whose hold on host batches is gone."""
+
+    class Forgetful(deque[Any]):
+        def append(self, value: Any) -> None:
+            holds = len(value) == 2  # (event, host batch)
+            super().append((value[0], None) if holds else value)
+
+    monkeypatch.setattr(place_module, "deque", Forgetful)
+    with hasten.simulate(spec=SLOW) as simulation:
+        found = hazards_of_training(simulation)
+        assert found and {hazard.kind for hazard in found} == {"source-changed"}
+
+
+def test_copies_run_beside_the_computation_and_the_host_does_not_wait() -> None:
+    took = {}
+    for ahead_batches in (0, 2):
+        with hasten.simulate(spec=SLOW) as simulation:
+            device = torch.device("cuda", 0)
+            weight = torch.ones(1000, device=device)
+            torch.cuda.synchronize()
+            begun, mark = simulation.clock.host_s, len(simulation.events)
+            plan = replace(PLAN, ahead_batches=ahead_batches)
+            placed = Ahead(device).place(items(8, 20), plan)
+            for number, (batch,), _ in placed:
+                weight = weight * batch
+                waits = [e for e in simulation.events[mark:] if isinstance(e, Sync)]
+                if ahead_batches and number < 2:
+                    assert not waits
+            torch.cuda.synchronize()
+            took[ahead_batches] = simulation.clock.host_s - begun
+    assert took[0] - took[2] > 18 * 0.0004, "all copies but the first are hidden"
+
+
+def test_a_loader_on_the_simulated_device_gives_what_the_host_gives() -> None:
+    dataset = TensorDataset(torch.arange(400.0).reshape(100, 4), torch.arange(100))
+    expected = list(Loader(dataset, 7, shuffle=True))
+    with hasten.simulate() as simulation:
+        for plan in ("resident", "gather", "inline"):
+            loader = Loader(dataset, 7, shuffle=True, plan=plan)
+            found = list(loader.to("cuda"))
+            for ours, theirs in zip(found, expected, strict=True):
+                assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+        assert not [event for event in simulation.events if isinstance(event, Hazard)]
+        assert runtime.accelerator() is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "said"),
+    [
+        ("mps", {"pin": False, "can_pin": False, "ahead": 0}, "Apple's GPUs"),
+        ("meta", {"pin": False, "can_pin": False, "ahead": 0}, "no asynchronous copies"),
+        ("cuda", {"pin": False, "can_pin": True, "ahead": 2}, "pageable memory"),
+        ("cuda", {"pin": False, "can_pin": False, "ahead": 2}, "cannot be page-locked"),
+        ("cuda", {"pin": True, "can_pin": True, "ahead": 2}, ""),
+    ],
+)
+def test_why_copies_cannot_run_beside_the_computation(
+    device: str, options: dict[str, Any], said: str
+) -> None:
+    why = choose_module._why_not_beside(torch.device(device), **options)
+    assert (said in why) and bool(said) == bool(why)
+
+
+def test_explain_says_it() -> None:
+    dataset = TensorDataset(torch.arange(400.0).reshape(100, 4))
+    assert "nothing is copied" in Loader(dataset, 7).to("cpu").explain()
+    with hasten.simulate():
+        loader = Loader(dataset, 7, plan="gather", pin_memory=False)
+        assert "pin_memory=False" in loader.to("cuda").explain()
+        assert "do not run beside" not in Loader(dataset, 7, plan="gather").to("cuda").explain()
+
+
+def test_a_device_without_a_second_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hasten.simulate():
+        monkeypatch.setattr(runtime, "stream", lambda device: None)
+        plan = Loader(TensorDataset(torch.ones(9)), 2, plan="gather").to("cuda").plan
+        assert plan.ahead_batches == 0
+        assert "no second queue" in plan.explain()
