@@ -222,8 +222,9 @@ class TakenOrder(LateOrder):
         return {
             _KEY: {
                 **self._start,
+                "global": _kept(self._start["global"]),
                 "base": self.base,
-                "after": dict(self.after),
+                "after": _kept(self.after),
                 "digest": self._digest(),
                 "refuses": "",
             }
@@ -245,7 +246,11 @@ class TakenOrder(LateOrder):
                 f"the epoch cannot be gone on with from batch {state['batch']}: "
                 f"{resume['refuses']}; begin the epoch anew, or use hasten.Loader for its data set"
             )
-        self._resume = None if resume["refuses"] else resume
+        if resume["refuses"]:
+            self._resume = None
+            return
+        states = {name: _back(resume[name]) for name in ("global", "after") if name in resume}
+        self._resume = {**resume, **states}
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers that want to know."""
@@ -254,6 +259,22 @@ class TakenOrder(LateOrder):
             tell = getattr(sampler, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
+
+
+def _kept(value: Any) -> Any:
+    """Packed states for a checkpoint, which takes tensors and no bytes."""
+    if isinstance(value, dict):
+        return {key: _kept(part) for key, part in value.items()}
+    if isinstance(value, bytes):
+        return torch.frombuffer(bytearray(value), dtype=torch.uint8)
+    return value
+
+
+def _back(value: Any) -> Any:
+    """What `_kept` was given."""
+    if isinstance(value, dict):
+        return {key: _back(part) for key, part in value.items()}
+    return bytes(value.cpu().numpy()) if isinstance(value, torch.Tensor) else value
 
 
 def fork_is_there() -> bool:

@@ -199,6 +199,33 @@ def test_with_a_torch_dataloader_that_has_a_generator(tmp_path: Path):
     assert_goes_on(tmp_path, make, [1, 4, 6, 7, 9, 18])
 
 
+@pytest.mark.parametrize(
+    ("data", "workers", "plan"),
+    [
+        (points, 0, "gather"),
+        (points, 2, "gather"),
+        (Noisy, 0, "auto"),
+        (Noisy, 0, "processes"),
+        (Noisy, 2, "processes"),
+        (Noisy, 2, "inline"),
+    ],
+)
+def test_with_a_dataloader_that_was_taken_over(
+    tmp_path: Path, data: Callable[[], Any], workers: int, plan: str
+):
+    def original() -> Any:
+        return DataLoader(data(), batch_size=8, shuffle=True, num_workers=workers)
+
+    def taken() -> Any:
+        return hasten.Loader.from_dataloader(original(), plan=plan)
+
+    assert_goes_on(tmp_path, taken, [1, 9] if plan == "processes" else [0, 4, 7, 9])
+    weights, history, *_ = run_once(tmp_path / "original", original)
+    found, the_same, *_ = run_once(tmp_path / "taken", taken)
+    assert_same(found, weights)
+    assert the_same == history
+
+
 def test_with_a_plain_list_and_an_unsized_iterable(tmp_path: Path):
     assert_goes_on(tmp_path / "list", lambda: batches([8] * BATCHES), [0, 6])
 
