@@ -199,3 +199,48 @@ def test_a_shorter_batch_takes_the_beginning_of_a_longer_ones_memory() -> None:
     del part
     small = ring.empty((2, 3), torch.float32)
     assert small.untyped_storage().nbytes() == 2 * 3 * 4, "kept, it must not hold a large one"
+
+
+class Numbered(Dataset):
+    """Samples large enough that their memory is worth using again, each of its own number."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def fetch(self, index: int, key: int) -> Any:
+        return torch.full((3, 40, 40), float(index)), index
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda batch: batch,
+        lambda batch: [batch[0].numpy()],
+        lambda batch: [batch[0].numpy()[:, 1]],
+        lambda batch: list(batch[0].unbind()),
+        lambda batch: [batch[0].view(-1, 1600)],
+        lambda batch: [torch.from_dlpack(batch[0])],
+        lambda batch: [memoryview(batch[0].numpy())],
+        lambda batch: [batch[0].untyped_storage()],
+        lambda batch: [batch[0].t() if batch[0].dim() < 3 else batch[0].mT],
+        lambda batch: list(batch[0].chunk(2)),  # as nn.DataParallel scatters
+    ],
+)
+def test_what_is_kept_of_a_batch_in_any_form_is_never_overwritten(keep: Any) -> None:
+    loader = Loader(Numbered(), 8, plan="threads", num_workers=2)
+    for _ in range(2):
+        kept, want, numbers = [], [], []
+        for batch in loader:
+            parts = keep(batch)
+            kept.append(parts)
+            want.append([_bytes_of(part) for part in parts])
+            numbers += batch[1].tolist()
+            del batch
+        assert numbers == list(range(120))
+        assert [[_bytes_of(part) for part in parts] for parts in kept] == want
+
+
+def _bytes_of(part: Any) -> bytes:
+    if isinstance(part, torch.UntypedStorage):
+        return torch.empty(0, dtype=torch.uint8).set_(part).numpy().tobytes()
+    return part.tobytes() if isinstance(part, memoryview | np.ndarray) else part.numpy().tobytes()
