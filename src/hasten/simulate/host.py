@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hasten.simulate import sparse
 from hasten.simulate.frames import Location, locate
 from hasten.simulate.records import Hazard
 
@@ -43,13 +44,16 @@ class HostMemory:
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Mark the memory of a host tensor as page-locked."""
-        tensor.untyped_storage().__dict__["_hasten_pinned"] = True
+        for part in _dense(tensor):
+            part.untyped_storage().__dict__["_hasten_pinned"] = True
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether the memory of a host tensor is page-locked."""
-        if not tensor.is_cpu or tensor.layout is not torch.strided:
+        if not tensor.is_cpu:
             return False
-        return bool(tensor.untyped_storage().__dict__.get("_hasten_pinned", False))
+        return all(
+            part.untyped_storage().__dict__.get("_hasten_pinned", False) for part in _dense(tensor)
+        )
 
     def uploading(self, source: torch.Tensor, done_s: float) -> None:
         """Watch a non-blocking copy to the device until the virtual time when it has run."""
@@ -106,6 +110,13 @@ class HostMemory:
                     Hazard(kind="read-before-sync", location=download.location, noticed=locate())
                 )
                 return
+
+
+def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with memory that a tensor is made of: itself, or the parts of a sparse one."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    return sparse.parts(tensor) if tensor.layout in sparse.LAYOUTS else []
 
 
 def version_of(tensor: torch.Tensor) -> int:

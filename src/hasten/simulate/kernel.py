@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hasten.simulate import current, mixing
+from hasten.simulate import current, mixing, sparse
 from hasten.simulate.backend import on_device, on_host, view_like
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hasten.simulate.session import Session
 
 _Tensor = torch.Tensor
+_strided = torch.strided
 _CPU = torch.device("cpu")
 HOST = -1
 """Stands for the index of a device where a call asks for a result on the host."""
@@ -110,7 +111,7 @@ def lower(value: Any, simulated: list[torch.Tensor], host: list[torch.Tensor]) -
         if value.is_meta:
             return value
         simulated.append(value)
-        return on_host(value)
+        return on_host(value) if value.layout is _strided else sparse.to_host(value)
     for x in value:
         if isinstance(x, _Tensor):
             return [lower(x, simulated, host) if isinstance(x, _Tensor) else x for x in value]
@@ -158,10 +159,14 @@ def _with_outs(
             isinstance(raw, _Tensor)
             and given is not None
             and not given.is_cpu
-            and (raw.data_ptr() != given.data_ptr() or raw.shape != given.shape)
+            and (raw.shape != given.shape or not _same_memory(raw, given))
         ):
             rebind(given, raw)
     return result
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.layout is other.layout is _strided and one.data_ptr() == other.data_ptr()
 
 
 def rebind(simulated: torch.Tensor, host: torch.Tensor, *, track: bool = True) -> None:
@@ -190,7 +195,11 @@ def _raise(
         return value
     given = plan.value(source, args, kwargs)
     if how == "same":
+        if isinstance(given, _Tensor) and given.layout is not _strided:
+            rebind(given, value)  # its parts may be others now
         return given
+    if isinstance(value, _Tensor) and value.layout is not _strided:
+        return session.adopt(value, index, track=False)
     if isinstance(value, (list, tuple)):
         return [view_like(given, x) for x in value]
     return view_like(given, value)

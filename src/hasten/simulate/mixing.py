@@ -132,6 +132,10 @@ def _refuse(
     message = placement.refusal(
         plan.name, plan.overload, name, first, second, structured=plan.structured
     )
+    layouts = {x.layout for _, _, x in found} - {torch.strided}
+    if layouts:
+        argument = bad[0][0] if bad else name
+        message = placement.sparse_refusal(message, plan.base, argument, layouts)
     index = next((session.index_of(x) for _, _, x in found if not x.is_cpu), 0)
     report(session, plan.name, [(role, x) for _, role, x in found], message)
     written = any(name in plan.writes for name, _, _ in bad)

@@ -7,6 +7,7 @@ A function mode sees each call of PyTorch's Python interface before PyTorch does
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,16 +92,18 @@ _PYTORCHS_OWN = {
 }
 
 
+_SPARE = re.compile("privateuseone|PrivateUse(?:1|One)")
+
+
 def translated(error: BaseException) -> BaseException:
     """The error with CUDA's names in its text, the same object where nothing changes."""
     text = str(error)
     for words, instead in _PYTORCHS_OWN.items():
         if text.startswith(words):
             return NotImplementedError(instead).with_traceback(error.__traceback__)
-    if BACKEND not in text and "PrivateUse1" not in text:
+    if not _SPARE.search(text):
         return error
-    text = text.replace(BACKEND, "cuda")
-    text = text.replace("PrivateUse1", "CUDA")
+    text = _SPARE.sub(lambda found: "cuda" if found[0] == BACKEND else "CUDA", text)
     if isinstance(error, NotImplementedError) and "Could not run" in text:
         text = text.split("\n")[0].split(". This could be because")[0]
         if text.startswith(tuple(f"Could not run 'aten::{name}" for name in placement.CPU_ONLY)):
@@ -241,17 +244,22 @@ def _mixed_call(func: Any, args: Any, kwargs: dict[str, Any], error: RuntimeErro
     return _moved((args, kwargs), Repair([x for _, x in found if x.is_cpu and x.dim()], index))
 
 
+def _memory_of(x: torch.Tensor) -> int | None:
+    """What two tensors over the same memory have in common; a sparse tensor has none."""
+    return x.untyped_storage()._cdata if x.layout is torch.strided else None
+
+
 def _moved(call: Any, repair: Repair) -> Any:
     """The call with the blamed tensors, or others over their memory, moved; None: it has none."""
     blamed = {id(x) for x in repair.operands}
-    memory = {x.untyped_storage()._cdata for x in repair.operands if x.layout is torch.strided}
+    memory = {_memory_of(x) for x in repair.operands} - {None}
     target = _DEVICES[repair.index]
     hit = False
 
     def walk(x: Any) -> Any:
         nonlocal hit
         if isinstance(x, _Tensor):
-            if x.is_cpu and (id(x) in blamed or x.untyped_storage()._cdata in memory):
+            if x.is_cpu and (id(x) in blamed or _memory_of(x) in memory):
                 hit = True
                 return x.to(target)
             return x

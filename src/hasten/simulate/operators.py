@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hasten.simulate import current, mixing, placement
+from hasten.simulate import current, mixing, placement, sparse
 from hasten.simulate.backend import on_host, strided, view_like
 from hasten.simulate.kernel import alone, execute, rebind
 from hasten.simulate.plan import Plan, plan_of
@@ -282,7 +282,8 @@ def _generic(namespace: str, name: str) -> Callable[..., Any]:
 
 
 _libraries: list[torch.library.Library] = []
-_registered: set[str] = set()
+_registered: dict[str, set[str]] = {}
+"""By key, the operators that have a kernel or are to have none."""
 
 
 def register() -> None:
@@ -298,20 +299,40 @@ def register() -> None:
         *(x for x in listed("CompositeExplicitAutograd") if x.startswith("aten::")),
         *(x for x in listed("CompositeExplicitAutogradNonFunctional") if x.startswith("aten::")),
     }
-    taken = set(listed("PrivateUse1"))
+    _register(host, "PrivateUse1")
+    for key, cpu in sparse.BACKENDS.items():
+        _register(set(listed(cpu)), key)
+
+
+def _register(host: set[str], key: str) -> None:
+    """Register kernels under the key of one layout of simulated tensors."""
+    known = _registered.setdefault(key, set())
+    taken = set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
     by_namespace: dict[str, list[str]] = {}
-    for full in sorted(host - _registered - taken):
+    for full in sorted(host - known - taken):
         namespace, _, name = full.partition("::")
         if namespace in ("aten", "torchvision", "torchaudio"):
             by_namespace.setdefault(namespace, []).append(name)
-        _registered.add(full)
+        known.add(full)
     for namespace, names in by_namespace.items():
         make: Any = torch.library.Library
         library = make(namespace, "IMPL")
         _libraries.append(library)
         for name in names:
-            if namespace == "aten" and (name in _NATIVE or name.startswith(placement.CPU_ONLY)):
-                continue
-            own = _OWN.get(name) if namespace == "aten" else None
-            kernel = _guarded(own) if own is not None else _generic(namespace, name)
-            library.m.impl(name, "PrivateUse1", kernel, False)
+            kernel = _kernel(namespace, name, key)
+            if kernel is not None:
+                library.m.impl(name, key, kernel, False)
+
+
+def _kernel(namespace: str, name: str, key: str) -> Callable[..., Any] | None:
+    """The kernel of an operator under a key, None where PyTorch's own code is to run or none."""
+    if namespace == "aten" and name.startswith(placement.CPU_ONLY):
+        return None
+    if key in sparse.BACKENDS:
+        return sparse.structural(namespace, name, key) or _generic(namespace, name)
+    if namespace != "aten":
+        return _generic(namespace, name)
+    if name in _NATIVE:
+        return None
+    own = _OWN.get(name)
+    return _generic(namespace, name) if own is None else _guarded(own)

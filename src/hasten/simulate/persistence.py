@@ -90,7 +90,7 @@ UNTYPED: dict[str, Any] = {
 
 def _reduce(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    if not is_simulated(x):
+    if not is_simulated(x) or (x.layout is not torch.strided and type(x) is torch.Tensor):
         return func(*args, **kwargs)
     no_hooks: OrderedDict[Any, Any] = OrderedDict()
     if isinstance(x, torch.nn.Parameter):

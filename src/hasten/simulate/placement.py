@@ -8,6 +8,8 @@ a few take a certain argument on the CPU. The lists follow ``native_functions.ya
 
 from __future__ import annotations
 
+import torch
+
 # What CUDA has no kernel for: PyTorch refuses them.
 CPU_ONLY = (
     "histogram.",
@@ -18,6 +20,7 @@ CPU_ONLY = (
     "_add_relu",
     "_weight_int4pack_mm_for_cpu",
     "_convert_weight_to_int4pack_for_cpu",
+    "_sparse_mm_reduce_impl",
 )
 
 # Element-wise operators with several tensors that take a 0-dimensional CPU tensor: the base names.
@@ -207,3 +210,19 @@ def refusal(
         f"{message} (when checking argument for argument {argument} in method "
         f"wrapper_CUDA_{method})"
     )
+
+
+def sparse_refusal(message: str, base: str, argument: str, layouts: set[torch.layout]) -> str:
+    """The message of `refusal` as the kernels for sparse tensors have it.
+
+    Args:
+        message: what `refusal` says.
+        base: the operator's base name.
+        argument: the argument on the CPU.
+        layouts: the sparse layouts of the operator's tensors.
+    """
+    compressed = torch.sparse_coo not in layouts
+    if base == "add" and not compressed and "cpu" in message:
+        return f"add: expected '{argument}' to be a CUDA tensor, but got a CPU tensor"
+    key = "SparseCsrCUDA" if compressed else "SparseCUDA"
+    return message.replace("wrapper_CUDA_", f"wrapper_{key}_")

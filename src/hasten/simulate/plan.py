@@ -25,6 +25,12 @@ _WAITS = {
     "repeat_interleave": "repeat_interleave",
     "bincount": "bincount",
     "_linalg_check_errors": "linalg",
+    "_coalesce": "unique",
+    "_to_sparse": "nonzero",
+    "_to_sparse_csr": "nonzero",
+    "_to_sparse_csc": "nonzero",
+    "_to_sparse_bsr": "nonzero",
+    "_to_sparse_bsc": "nonzero",
 }
 _HEAVY = frozenset(
     [

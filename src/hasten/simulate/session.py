@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hasten.simulate import current
+from hasten.simulate import current, sparse
 from hasten.simulate.backend import on_device
 from hasten.simulate.clock import Clock, Queue
 from hasten.simulate.frames import locate, user_frame
@@ -81,9 +81,11 @@ class Session:
     def adopt(self, host: torch.Tensor, index: int, *, track: bool = True) -> torch.Tensor:
         """Make a host tensor that an operator has made a tensor of a device."""
         if host.layout is not _strided:
-            raise NotImplementedError(
-                f"the simulated accelerator has no {host.layout} tensors; see docs/simulate.md"
-            )
+            if host.layout not in sparse.LAYOUTS:
+                raise NotImplementedError(
+                    f"the simulated accelerator has no {host.layout} tensors; see docs/simulate.md"
+                )
+            return sparse.to_device(host, index, lambda part: self.adopt(part, index, track=track))
         if track:
             self.memories[index].take(host)
         return on_device(host, index)

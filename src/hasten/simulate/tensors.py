@@ -215,6 +215,8 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, *rest = args
     if not is_simulated(x):
         return func(*args, **kwargs)
+    if x.layout is torch.sparse_coo and len(rest) > 1:
+        return torch.sparse_coo_tensor(*rest, dtype=x.dtype, device=backend_device(_device(x)))
     if len(rest) == 1 and not isinstance(rest[0], (int, torch.Size)):
         made = torch.tensor(rest[0], dtype=x.dtype)
     else:
@@ -235,7 +237,8 @@ def deep_copy(x: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
             "https://github.com/pytorch/pytorch/pull/103001"
         )
     with torch.no_grad():
-        made = x.detach().clone(memory_format=torch.preserve_format)
+        dense = x.layout is torch.strided
+        made = x.detach().clone(memory_format=torch.preserve_format if dense else None)
     out: torch.Tensor
     if type(x) is torch.Tensor:
         out = made

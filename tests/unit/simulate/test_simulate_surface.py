@@ -157,7 +157,7 @@ def test_a_generator_serves_its_own_device(sim, call, words):
         ),
         (lambda: torch.nested.nested_tensor([torch.ones(1)], device="cuda"), "nested tensors"),
         (lambda: torch.export.export(nn.Linear(1, 1).cuda(), (torch.ones(1).cuda(),)), "fake"),
-        (lambda: torch.eye(2, device="cuda").to_sparse(), "sparse_coo"),
+        (lambda: torch.ones(2, device="cuda").to_mkldnn(), "mkldnn"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(sim, call, words):
