@@ -31,8 +31,9 @@ from hasten.feed.workers import Jobs
 
 _TRIAL_BATCHES = 3
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
-_START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes to pay
-_MOST_WORKERS = 16
+_START_WORKERS_S = 1.0  # what an epoch's samples must cost for worker processes to pay
+_MOST_WORKERS = 8
+_A_WORKER_S = 1.0  # what an epoch's samples must cost for each: they are started in every epoch
 _COMPARED = frozenset({0, 1, 10, 100, 1_000, 10_000, 100_000})
 
 
@@ -199,12 +200,13 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
     if cores == 1 and found.busy > 0.5:
         return _inline(f"{each}, and one core")
     count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
-    if count and found.batch_s / size * count < _START_WORKERS_S:
+    epoch_s = found.batch_s / size * count if count else math.inf
+    if epoch_s < _START_WORKERS_S:
         return _inline(f"{each}, an epoch's take less than starting workers")
     # One core is left to the training step; samples that mostly wait need more than one a core.
     busy = found.busy > 0.5
     wanted = max(1, cores - 1) if busy else math.ceil(cores / max(found.busy, 0.05))
-    wanted = min(wanted, _MOST_WORKERS)
+    wanted = int(min(wanted, _MOST_WORKERS, max(1, epoch_s / _A_WORKER_S)))
     reason = f"{each}, drawing nothing" + ("" if busy else ", mostly waiting")
     return Plan(name="processes", reason=reason, workers=wanted, prefetch_batches=2 * wanted)
 

@@ -30,7 +30,8 @@ from torch.utils.data import (
 )
 
 from hasten.errors import DataError, UsageError
-from hasten.feed import Loader, randomness
+from hasten.feed import Loader, foresight, randomness
+from hasten.feed.asgiven import Tried
 
 
 class Still(Dataset):
@@ -379,10 +380,38 @@ class Waiting(Still):
         return super().__getitem__(index)
 
 
-def test_slow_samples_that_draw_nothing_are_made_ahead() -> None:
+def test_slow_samples_that_draw_nothing_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_START_WORKERS_S", 0.1)  # so that the test need not take longer
     loader = check(lambda: DataLoader(Waiting(), 4, shuffle=True))
     assert str(loader.plan).startswith("processes")
     assert "drawing nothing, mostly waiting" in loader.plan.reason
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "busy", "samples", "cores", "plan"),
+    [
+        (0.0005, 1.0, 10**6, 4, "inline - 62 µs a sample, too cheap to hand over"),
+        (0.016, 1.0, 10**6, 1, "inline - 2 ms a sample, and one core"),
+        (0.016, 1.0, 100, 4, "inline - 2 ms a sample, an epoch's take less than starting workers"),
+        (0.016, 1.0, 10**6, 4, "processes, 3 processes - 2 ms a sample, drawing nothing"),
+        (0.016, 0.1, 10**6, 1, "processes, 8 processes - 2 ms a sample, drawing nothing, mostly "
+         "waiting"),
+        (0.016, 0.1, 1000, 2, "processes, 2 processes - 2 ms a sample, drawing nothing, mostly "
+         "waiting"),
+    ],
+)  # fmt: skip
+def test_what_is_made_ahead_by_how_many(
+    batch_s: float,
+    busy: float,
+    samples: int,
+    cores: int,
+    plan: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foresight, "usable_cores", lambda: cores)
+    options = Loader.from_dataloader(DataLoader(range(samples), 8))._options  # type: ignore[arg-type]
+    found = Tried(batch_s, busy, 100, frozenset(), changed=False, unseen=False)
+    assert str(foresight._judged(found, options, 8)) == plan
 
 
 def test_slow_samples_that_draw_are_not() -> None:
