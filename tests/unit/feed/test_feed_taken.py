@@ -131,6 +131,16 @@ class AtOnce(Sampler[int]):
         return 23
 
 
+class BatchesAtOnce(Sampler[list[int]]):
+    """Draws when it is asked for an iterator, which a DataLoader with workers does twice."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(23)[:20].reshape(5, 4).tolist())
+
+    def __len__(self) -> int:
+        return 5
+
+
 def jitter(samples: list[Any]) -> Any:
     return torch.tensor([float(s[1]) for s in samples]) * torch.rand(1), np.random.randn()
 
@@ -176,7 +186,11 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "lists": lambda: {"batch_sampler": [[1, 2], [5], [0, 22, 7]]},
     "lazy": lambda: {"sampler": Lazy()},
     "at once": lambda: {"sampler": AtOnce()},
+    "batches at once": lambda: {"batch_sampler": BatchesAtOnce()},
 }
+
+
+BATCHES = ("batches", "lists", "batches at once")
 
 
 def _generator() -> torch.Generator:
@@ -257,14 +271,14 @@ PLANS = ["auto", "inline", "processes"]
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("dataset", ["still", "transforms"])
 def test_samplers_without_workers(dataset: str, sampler: str, plan: str) -> None:
-    options = {"batch_size": 1} if sampler in ("batches", "lists") else {}
+    options = {"batch_size": 1} if sampler in BATCHES else {}
     check(lambda: _make(dataset, sampler, **options), plan=plan)
 
 
 @pytest.mark.parametrize("plan", ["inline", "processes"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_with_workers(sampler: str, plan: str) -> None:
-    options = {"batch_size": 1} if sampler in ("batches", "lists") else {}
+    options = {"batch_size": 1} if sampler in BATCHES else {}
     check(lambda: _make("transforms", sampler, num_workers=2, **options), plan=plan)
 
 
@@ -272,7 +286,7 @@ def test_samplers_with_workers(sampler: str, plan: str) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tables(sampler: str, workers: int, plan: str) -> None:
-    options = {"batch_size": 1} if sampler in ("batches", "lists") else {}
+    options = {"batch_size": 1} if sampler in BATCHES else {}
     loader = check(lambda: _make("table", sampler, num_workers=workers, **options), plan=plan)
     assert plan != "auto" or loader.plan.name == "gather"
 
@@ -362,7 +376,7 @@ def test_whatever_it_is(
         options["collate_fn"] = collate
     if workers:
         options |= {"prefetch_factor": prefetch, "persistent_workers": persistent}
-    options["batch_size"] = 1 if sampler in ("batches", "lists") else batch_size
+    options["batch_size"] = 1 if sampler in BATCHES else batch_size
     check(lambda: _make(dataset, sampler, **options), dropout=dropout, leave_at=leave_at, plan=plan)
 
 
@@ -434,7 +448,7 @@ def test_a_trial_asks_nothing_of_the_data_set_here() -> None:
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in ("lazy", "lists")])
 def test_what_is_foreseen_stays_as_it_is_planned(sampler: str) -> None:
-    options = {"batch_size": 1} if sampler == "batches" else {}
+    options = {"batch_size": 1} if sampler in BATCHES else {}
     asked = Still.__getitem__
     with Loader.from_dataloader(_make("still", sampler, **options), plan="processes") as loader:
         here: list[int] = []
