@@ -30,7 +30,8 @@ def folder(place: Path, count: int, height: int, width: int) -> list[Path]:
 
 def _make(place: Path, count: int, height: int, width: int) -> None:
     rng = np.random.default_rng(count)
-    canvases = [_canvas(rng, 2 * height, 2 * width) for _ in range(8)]
+    few = 8 if height * width < 1_000_000 else 2  # a large one takes seconds to make
+    canvases = [_canvas(rng, 2 * height, 2 * width) for _ in range(few)]
     for number in range(count):
         canvas = canvases[number % len(canvases)]
         size = [round(side * rng.uniform(0.85, 1.15)) for side in (height, width)]
