@@ -470,6 +470,11 @@ class Keeper:
         self._fail_together(error)
 
     def _fail_together(self, error: NonFiniteLoss | None) -> None:
+        if self.world.size > 1 and self.world.any(error is not None):
+            # What came of the first one, in weights that all share, is no news.
+            steps = self.world.gather(math.inf if error is None else error.step)
+            if self.world.rank != steps.index(min(steps)):
+                error = None
         try:
             self.world.heed(error)
         except worlds.ElsewhereError:

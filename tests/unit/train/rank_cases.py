@@ -246,6 +246,60 @@ def thinly_spread() -> dict[str, Any]:
     return found
 
 
+class Spoils:
+    """A loss that is NaN in the last process from its n-th call on."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        loss = nn.functional.cross_entropy(outputs, labels)
+        bad = self.calls >= self.at and rank() == torch.distributed.get_world_size() - 1
+        return loss * torch.nan if bad else loss
+
+
+class Hungry(nn.Module):
+    """Runs out of memory with more samples than this process has room for."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.layer, self.room = nn.Linear(6, 3), room
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return self.layer(x)
+
+
+def agreements(target: Path) -> dict[str, Any]:
+    """What one process alone knows, and all have to act on."""
+    import torchmetrics
+
+    found: dict[str, Any] = {}
+    for where, folder in (("nan", target / "nan"), ("nan unsaved", None)):
+        bad = hasten.Trainer(mlp(), loss=Spoils(9), optimizer=sgd, folder=folder, **OPTIONS)
+        try:
+            bad.fit(loader(), epochs=4)
+        except hasten.HastenError as error:
+            assert bad.run is not None
+            found[where] = (type(error).__name__, str(error), bad.run.epoch)
+    room = 1000 if rank() == 0 else 10
+    hungry = hasten.Trainer(Hungry(room), loss=nn.CrossEntropyLoss(), optimizer=sgd, **OPTIONS)
+    plan = hungry.fitting_batch(lambda size: hasten.Loader(data(), batch_size=size), 32)
+    found["memory"] = tuple(plan)
+    measured = hasten.Trainer(
+        mlp(),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=sgd,
+        metrics={"f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro")},
+        **OPTIONS,
+    )
+    found["metric"] = measured.evaluate(hasten.Loader(data(), batch_size=20)).metrics["f1"]
+    found["sums"] = hasten.Run(**OPTIONS).world.sum([rank(), 1.0])
+    return found
+
+
 class Stops:
     """A loss that is a signal to one of the processes at its n-th call."""
 
@@ -346,8 +400,8 @@ def begin() -> None:
 def main(target: Path, *, few: bool) -> None:
     begin()
     if few:
-        thin = thinly_spread()
-        torch.save(thin, target / f"thin-{rank()}.pt")
+        thin = {"thin": thinly_spread(), "agreed": agreements(target)}
+        torch.save(thin, target / f"few-{rank()}.pt")
         return
     found = {}
     for name, make in CASES.items():

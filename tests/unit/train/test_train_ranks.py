@@ -76,10 +76,49 @@ def test_weights_in_parts_come_to_the_same(several: list[dict[str, Any]], name: 
     assert several[1]["parts"][name]["losses"] == found["losses"]
 
 
-def test_processes_without_samples_take_the_step_and_count_nothing(tmp_path: Path) -> None:
-    done = launch(str(HERE / "rank_cases.py"), str(tmp_path), "few", processes=4)
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four processes has come to."""
+    folder = tmp_path_factory.mktemp("four")
+    done = launch(str(HERE / "rank_cases.py"), str(folder), "few", processes=4)
     assert done.returncode == 0, done.stderr[-4000:]
-    found = torch.load(tmp_path / "thin-0.pt")
+    found = [torch.load(folder / f"few-{rank}.pt") for rank in range(4)]
+    return [rank | {"folder": folder} for rank in found]
+
+
+def test_a_loss_that_one_process_lost_stops_all_and_is_told_by_each(
+    four: list[dict[str, Any]],
+) -> None:
+    for where in ("nan", "nan unsaved"):
+        told = [rank["agreed"][where] for rank in four]
+        kinds = [kind for kind, _, _ in told]
+        assert kinds == ["ElsewhereError"] * 3 + ["NonFiniteLoss"]
+        assert all("the loss became nan at step 9" in text for _, text, _ in told)
+        assert told[0][1].startswith("rank 3 failed: ")
+        assert all(epoch == 1 for _, _, epoch in told)
+    kept = sorted(path.name for path in (four[0]["folder"] / "nan/checkpoints").glob("step-*"))
+    assert kept == ["step-00000006"]
+
+
+def test_memory_that_one_process_lacks_bounds_the_batch_of_all(four: list[dict[str, Any]]) -> None:
+    assert [rank["agreed"]["memory"] for rank in four] == [(8, 4)] * 4
+
+
+def test_figures_are_those_of_all_samples(four: list[dict[str, Any]]) -> None:
+    import torchmetrics
+
+    torch.manual_seed(1)
+    metric = torchmetrics.F1Score("multiclass", num_classes=3, average="macro")
+    points, labels = rank_cases.data()[:]
+    expected = float(metric(rank_cases.mlp()(points), labels))
+    assert [rank["agreed"]["metric"] for rank in four] == [pytest.approx(expected)] * 4
+    assert all(rank["agreed"]["sums"] == [6.0, 4.0] for rank in four)
+
+
+def test_processes_without_samples_take_the_step_and_count_nothing(
+    four: list[dict[str, Any]],
+) -> None:
+    found = four[0]["thin"]
     for name, alone in rank_cases.thinly_spread().items():
         for key, expected in alone.items():  # a norm over three samples enlarges what is rounded
             torch.testing.assert_close(found[name][key], expected, rtol=0, atol=1e-5)
