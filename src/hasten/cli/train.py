@@ -198,7 +198,7 @@ def train(
         launch.check(devices, worlds.device_for(settings.device))
         if devices > 1:
             names = [] if resume is not None or name is not None else ["--name", folder.name]
-            raise typer.Exit(launch.launch([*context.obj, *names], devices))
+            raise typer.Exit(launch.launch([*context.obj, *names], devices, folder))
     # One name for all: it may hold the time.
     folder = worlds.join(worlds.device_for(settings.device)).first(folder)
     again = worlds.restarted() and holds_run(folder)  # what a process that died had begun

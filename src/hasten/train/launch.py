@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 
 from hasten.devices import runtime
-from hasten.errors import UsageError
+from hasten.errors import Interrupted, UsageError
+from hasten.train.checkpoint import FOLDER
 
 STORE = "HASTEN_STORE"
 """Where processes that hasten launched meet: a file, so that nothing listens on the network."""
 
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")  # are handed on
 _SHUTDOWN_S = "120"  # to finish a step and save it before a kill
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
@@ -39,10 +41,15 @@ def check(processes: int, device: torch.device) -> None:
         raise UsageError("this build of PyTorch has no torch.distributed, which --devices needs")
 
 
-def launch(arguments: Sequence[str], processes: int) -> int:
+def launch(arguments: Sequence[str], processes: int, run_folder: Path) -> int:
     """Run ``hasten`` with these arguments in several processes, and wait for them.
 
     They meet in a file and speak over the loopback interface alone.
+
+    Args:
+        arguments: of the command line.
+        processes: how many.
+        run_folder: where they save, which decides whether a stopped run can go on.
 
     Returns:
         The exit status: that of the first process that failed.
@@ -74,7 +81,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             _, failure = error.get_first_failure()
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         except SignalException as stop:
-            return 128 + int(stop.sigval)
+            saved = any((run_folder / FOLDER).glob("step-*"))
+            return Interrupted("", int(stop.sigval), resumable=saved).exit_status
     return 0
 
 
@@ -108,4 +116,5 @@ def _prepare(environment: MutableMapping[str, str], processes: int, folder: str)
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         environment.setdefault("NCCL_SOCKET_IFNAME", interface)
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_S)
+    environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(_SIGNALS))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, runtime.cores() // processes)))
