@@ -57,7 +57,11 @@ def launch(arguments: Sequence[str], processes: int, run_folder: Path) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig
 
+    handed_on = []
+    if "signals_to_handle" in LaunchConfig.__dataclass_fields__:  # not in older PyTorch
+        handed_on = [f"--signals-to-handle={','.join(_SIGNALS)}"]
     with (
         _quiet(),
         tempfile.TemporaryDirectory(prefix="hasten-") as folder,
@@ -71,6 +75,7 @@ def launch(arguments: Sequence[str], processes: int, run_folder: Path) -> int:
             "--rdzv-conf=store_type=file",
             f"--rdzv-id={uuid.uuid4()}",
             "--local-addr=127.0.0.1",
+            *handed_on,
             "--module",
             "hasten",
             *arguments,
@@ -116,5 +121,4 @@ def _prepare(environment: MutableMapping[str, str], processes: int, folder: str)
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         environment.setdefault("NCCL_SOCKET_IFNAME", interface)
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_S)
-    environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(_SIGNALS))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, runtime.cores() // processes)))
