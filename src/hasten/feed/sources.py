@@ -26,6 +26,8 @@ Item = tuple[int, Any, Any]
 Clock = Callable[[], float]
 
 _LARGE_BYTES = 1 << 18
+_SHORTEST, _LONGEST = 8, 1 << 12  # batches by one thread, after several have waited
+_TRUSTED = 64  # batches by several that went well, after which that is halved
 _SLOWER = 2.0  # a copy by several threads that takes so much longer than by one has waited
 
 Report = Callable[[Any, str], None]
@@ -48,7 +50,7 @@ class Gather:
     No hand-over to another thread: it costs more than the copy. Nor do PyTorch's threads make
     it, unless batches are large: when another thread wants their core, one of them waits for a
     time slice (some ms) at each of a thousand copies. So a large batch is copied by them only
-    as long as that is seen to be faster (docs/notes/001).
+    while that is seen to be faster (docs/notes/001).
     """
 
     def __init__(
@@ -68,6 +70,10 @@ class Gather:
         self._pin = pin
         self._clock = clock
         self._unchecked = maker
+        self._alone_s = 0.0  # what one thread takes for a batch
+        self._rest = 0  # batches that one thread still makes
+        self._stay = _SHORTEST  # batches that it makes after the next time that several wait
+        self._good = 0
         self.unfit = ""
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
@@ -106,20 +112,34 @@ class Gather:
         return (_as_rows(indices, rows) for indices in self._order.batches(epoch, first))
 
     def _large(self, numbered: Iterator[tuple[int, Indices]]) -> Generator[Item, None, None]:
-        """Batches copied in parallel, until that turns out slower than one thread."""
+        """Large batches: by several threads, and by one for a while after they had to wait.
+
+        Each time they have to wait, twice as long; that is remembered from epoch to epoch, so a
+        machine that others use costs a few time slices in all, and a free one loses little to an
+        accident.
+        """
         table, clock = self._table, self._clock
         if not table.one_part or torch.get_num_threads() == 1:
             return
-        alone_s = 0.0
         for number, indices in numbered:
-            large = len(indices) * table.row_bytes >= _LARGE_BYTES
+            if len(indices) * table.row_bytes < _LARGE_BYTES:
+                yield number, table.batch(indices), indices
+                return
+            together = self._alone_s > 0 and self._rest == 0
             begin = clock()
-            batch = table.batch_in_parallel(indices) if large and alone_s else table.batch(indices)
+            batch = table.batch_in_parallel(indices) if together else table.batch(indices)
             took_s = clock() - begin
             yield number, batch, indices
-            if not large or (alone_s and took_s > _SLOWER * alone_s):
-                return
-            alone_s = alone_s or took_s
+            del batch
+            if not together:
+                self._alone_s = min(took_s, 1.1 * self._alone_s or took_s)
+                self._rest = max(0, self._rest - 1)
+            elif took_s > _SLOWER * self._alone_s:
+                self._rest, self._stay, self._good = self._stay, min(2 * self._stay, _LONGEST), 0
+            else:
+                self._good += 1
+                if self._good % _TRUSTED == 0:
+                    self._stay = max(_SHORTEST, self._stay // 2)
 
     def close(self) -> None:
         """See `Source`."""

@@ -118,8 +118,11 @@ def test_large_batches_are_copied_in_parallel_only_while_that_is_faster(
     monkeypatch.setattr(table, "batch_in_parallel", slow("parallel", table.batch_in_parallel))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=0)
-    list(Gather(table, order, pin=False, clock=lambda: now[0]).batches(0, 0))
-    assert used == ["alone", *["parallel"] * 6, *["alone"] * 9]
+    source = Gather(table, order, pin=False, clock=lambda: now[0])
+    for epoch in range(4):
+        list(source.batches(epoch, 0))
+    waits = ["parallel", *["alone"] * 8, "parallel", *["alone"] * 16, "parallel", *["alone"] * 32]
+    assert used == ["alone", *["parallel"] * 5, *waits][:64]
 
 
 @pytest.fixture
