@@ -75,7 +75,7 @@ def measure(case: Case, rounds: int, *, training: bool) -> list[Row]:
             if training and step is not None:
                 bounds.append(_alone(case, step, example))
             for contender in found:
-                for _ in range(_epochs(case, contender, number)):
+                for _ in range(1 if training else _epochs(case, contender, number)):
                     gc.collect()
                     before = processor_s()
                     seconds, samples = epoch_s(contender.epoch(), step)
@@ -158,7 +158,7 @@ def show(rows: list[Row]) -> None:
                 beside = f": training; steps {row['step_s']:.3f} s, loading {row['load_s']:.3f} s"
             print(f"\n{row['title']}{beside}")
             print(
-                f"{'':<30} {'epoch s':>8} {'(least-most)':>15} {'first':>7} {'samples/s':>10} "
+                f"{'':<34} {'epoch s':>8} {'(least-most)':>15} {'first':>7} {'samples/s':>10} "
                 f"{'CPU s':>6} {'of best DL':>10} {'of hand':>8} {'of bound':>8}"
             )
         ratios = [
@@ -167,7 +167,7 @@ def show(rows: list[Row]) -> None:
         ]
         spread = f"({row['least_s']:.3f}-{row['most_s']:.3f})"
         print(
-            f"{row['name']:<30} {row['epoch_s']:>8.4f} {spread:>15} {row['first_epoch_s']:>7.3f} "
+            f"{row['name']:<34} {row['epoch_s']:>8.4f} {spread:>15} {row['first_epoch_s']:>7.3f} "
             f"{row['samples_per_s']:>10,.0f} {row['cpu_s']:>6.2f} "
             f"{ratios[0]:>10} {ratios[1]:>8} {ratios[2]:>8}"
         )
