@@ -259,8 +259,8 @@ class Loader:
             )
         if of > 1 and isinstance(self._order, TakenOrder):
             raise UsageError(
-                "a DataLoader that was taken over gives what it gives; let its sampler share the"
-                " samples out (torch.utils.data.DistributedSampler), or give a hasten.Loader"
+                "a DataLoader that was taken over gives what it gives; give the run the DataLoader"
+                " itself, whose batches it shares out, or a hasten.Loader of the data set"
             )
         if self._order is not None:
             self._order.shard = Shard(rank, of)

@@ -387,6 +387,9 @@ def refusals() -> dict[str, str]:
         "sampler": refusal(lambda: fit(DataLoader(data(), batch_size=8, sampler=sampled))),
         "generator": refusal(lambda: fit(batch for batch in [])),
         "single": refusal(lambda: fit(loader(), strategy="single")),
+        "taken over": refusal(
+            lambda: fit(hasten.Loader.from_dataloader(DataLoader(data(), batch_size=8)))
+        ),
         "dp": refusal(lambda: fit(loader(), strategy="dp")),
         "skip": refusal(lambda: fit(hasten.Loader(Noted(), batch_size=8, on_error="skip"))),
     }

@@ -180,6 +180,7 @@ def test_one_process_goes_on_with_what_several_began(
         ("sampler", "leave the sampler out"),
         ("generator", "cannot be shared out among 2 processes"),
         ("single", "for one process, and 2 were started"),
+        ("taken over", "give the run the DataLoader itself"),
         ("dp", "for one process, and 2 were started"),
         ("skip", 'use on_error="raise"'),
     ],
