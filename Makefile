@@ -2,7 +2,7 @@
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p) 2>/dev/null)))
 BIN := .venv/bin
 
-.PHONY: train test lint types unit fidelity bench clean
+.PHONY: train test lint types unit chaos fidelity bench clean
 
 train: .venv/installed
 	$(BIN)/hasten train --epochs 10
@@ -20,6 +20,10 @@ types: .venv/installed
 
 unit: .venv/installed
 	$(BIN)/python -m pytest
+
+# A hundred faults at random moments of a run: kill -9, full disks, removed folders and the like.
+chaos: .venv/installed
+	$(BIN)/python tests/chaos/chaos.py --trials 100
 
 # Every operator of PyTorch's database on the simulated accelerator; writes docs/fidelity.md.
 fidelity: .venv/installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -37,7 +38,7 @@ def devices(
     from hasten.devices.describing import environment
 
     console = output.console(as_json)
-    found, torch, hints = describe(), environment(), advice()
+    found, torch, hints = describe(), environment(), [*advice(), *_variable()]
     _print_devices(console, found, torch)
     for info in found:
         if info.problem:
@@ -53,6 +54,21 @@ def devices(
                 "advice": hints,
             }
         )
+
+
+def _variable() -> list[str]:
+    """What is wrong with HASTEN_DEVICE, which nothing else of this command asks."""
+    from hasten import device
+    from hasten.devices.selection import VARIABLE
+    from hasten.errors import UsageError
+
+    if not os.environ.get(VARIABLE):
+        return []
+    try:
+        device("auto")
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def _json(info: DeviceInfo, rates: Rates | None) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,34 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = 1
+_ENDED = (errno.EPIPE, errno.ESHUTDOWN)
 
 
 def people_stream(as_json: bool) -> TextIO:
     """Where text for people goes: standard output, or standard error beside ``--json``."""
     return sys.stderr if as_json else sys.stdout
+
+
+def tell(text: str, stream: TextIO) -> None:
+    """Print a line for people; where nobody reads any more (`| head`), what follows goes nowhere.
+
+    It is for work whose result is not what it prints: training goes on to its end.
+    """
+    import typer
+
+    try:
+        typer.echo(text, file=stream)
+    except OSError as error:
+        if error.errno not in _ENDED:
+            raise
+        discard(stream)
+
+
+def discard(stream: TextIO) -> None:
+    """Let all that is written to a stream of the system's go nowhere from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def console(as_json: bool = False) -> Console:

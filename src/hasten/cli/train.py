@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hasten.cli.output import people_stream, print_json
+from hasten.cli.output import people_stream, print_json, tell
 from hasten.errors import Interrupted, UsageError
 
 Text = Annotated[str | None, typer.Option()]
@@ -130,9 +130,9 @@ def train(
     name: Annotated[
         str | None, typer.Option(help="Name of the run's folder. (default: data-model-time)")
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder that runs are made in.")] = Path("runs"),
+    runs: Annotated[str, typer.Option(help="Folder that runs are made in.")] = "runs",
     resume: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Go on with the run in this folder, with its own settings."),
     ] = None,
     checkpoint_every: Annotated[
@@ -183,15 +183,17 @@ def train(
 
     def say(text: str) -> None:
         if main:
-            typer.echo(text, file=stream)
+            tell(text, stream)
 
     if resume is not None:
         if name is not None:
             raise UsageError("--name is for a new run; --resume goes on with the one it names")
-        folder, settings = resume, recipe.resumed(resume, given, say)
+        folder = _folder(resume, "--resume", "the folder of a run, runs/NAME")
+        settings = recipe.resumed(folder, given, say)
     else:
         settings = recipe.TrainSettings(**given)
-        folder = recipe.new_folder(runs, name, settings)
+        place = _folder(runs, "--runs", "the folder that runs are made in")
+        folder = recipe.new_folder(place, name, settings)
     if devices is not None and launch.STORE not in os.environ:
         if here.launched:
             raise UsageError("--devices starts processes, and a launcher has done so: leave it out")
@@ -229,6 +231,12 @@ def _global_batch(each: int, together: str | None, devices: int) -> int:
     if each < 1:
         raise UsageError(f"--batch-size-per-device is {each}: at least 1")
     return each * devices
+
+
+def _folder(text: str, option: str, what: str) -> Path:
+    if not text:
+        raise UsageError(f"{option} is an empty name; give {what}")
+    return Path(text)
 
 
 def number_or_auto(text: Any, option: str) -> int | str:
@@ -272,7 +280,7 @@ def report(trained: Any, folder: Path, stream: Any) -> None:
     result = trained.result
 
     def say(text: str) -> None:
-        typer.echo(text, file=stream)
+        tell(text, stream)
 
     if result.val_accuracy is not None:
         say(f"Validation accuracy: {result.val_accuracy:.2%}{best(result.history)}")

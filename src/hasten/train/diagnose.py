@@ -165,8 +165,8 @@ def _stopped(
     else:
         lines.append(
             "Usual causes: a learning rate that is too high (try a tenth), missing gradient"
-            " clipping (clip_norm=1.0), float16 overflow (try bfloat16 or float32), or a loss that"
-            " takes the log or root of zero."
+            " clipping (clip_norm=1.0, --clip-norm 1.0), float16 overflow (try bfloat16 or"
+            " float32), or a loss that takes the log or root of zero."
         )
     lines.append(
         f"The last good checkpoint is kept: {last_good}" if last_good else "No checkpoint was made."

@@ -33,6 +33,7 @@ from hasten.train.settings import RunSettings
 from hasten.train.signals import StopSignals
 from hasten.train.source import Source, close
 from hasten.train.spent import Spent
+from hasten.train.watchdog import Watchdog
 from hasten.train.window import Window
 
 _TELLING_STEPS = 50
@@ -130,6 +131,14 @@ class Keeper:
         self._open = ExitStack()
         self._learning_rate: float | None = None
         self._signals = StopSignals()
+        self._watchdog = Watchdog(
+            after_s=settings.hang_after_s,
+            exits=settings.hang_exits,
+            where=lambda: f"in epoch {self.epoch + 1}, after step {self.global_step}",
+            rank=self.world.rank,
+            size=self.world.size,
+            folder=self.folder,
+        )
         self._every = Every.parse(settings.checkpoint_every)
         self._writer: RunFolder | None = None
         self._metrics: dict[str, float] = {}
@@ -244,6 +253,7 @@ class Keeper:
                 fork_generators(self.world.rank, self.device)
             stack.enter_context(self.progress)
             stack.enter_context(self._signals)
+            stack.enter_context(self._watchdog)
             self._saved_s = self.settings.clock()
             yield
 

@@ -189,3 +189,10 @@ def undisturbed(*modules: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         for part, mode in parts.items():
             part.training = mode
+
+
+def has_stepped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scaler's last step of an optimizer was taken: it leaves out those whose gradients
+    overflowed float16. Between its ``step`` and its ``update``; waits for the device."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    return not any(found.item() for found in state["found_inf_per_device"].values())

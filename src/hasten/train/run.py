@@ -166,6 +166,7 @@ class Run(Keeper):
             return
         start, step_done, window = self.timeline.start, self.timeline.step_done, self._window
         log_every, clock = self.settings.log_every, self.settings.clock
+        watchdog = self._watchdog
         strategy, several = self.strategy, self.world.size > 1
         with self._started(loader) as (source, batches):
             start(phases.WAIT)
@@ -185,6 +186,7 @@ class Run(Keeper):
                     last = window.full or self._is_last_batch()
                     strategy.expect(last=last, counts=self._mine > 0)
                 self._in_body = True
+                watchdog.beats += 1
                 start(phases.FORWARD)
                 yield batch
                 self._in_body = False
@@ -236,7 +238,8 @@ class Run(Keeper):
 
         Args:
             optimizer: one that was prepared.
-            scheduler: stepped after it; prepare it too, so that checkpoints hold it.
+            scheduler: stepped after it, unless float16 overflowed and the step was left out;
+                prepare it too, so that checkpoints hold it.
 
         Returns:
             Whether the optimizer stepped.
@@ -257,12 +260,14 @@ class Run(Keeper):
             if self.scaler is not None:
                 self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(_parameters(optimizer), self.settings.clip_norm)
+        stepped = True
         if self.scaler is not None:
             self.scaler.step(optimizer)
+            stepped = scheduler is None or precision.has_stepped(self.scaler, optimizer)
         else:
             optimizer.step()
         optimizer.zero_grad()
-        if scheduler is not None:
+        if scheduler is not None and stepped:
             scheduler.step()
         self._stepped = window.closed = True
         if len(self.optimizers) > 1:

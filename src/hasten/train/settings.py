@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class RunOptions(TypedDict, total=False):
     config: dict[str, Any]
     resume_hint: str | None
     announce: bool
+    hang_after_s: float
+    hang_exits: bool
     clock: Callable[[], float]
 
 
@@ -107,6 +110,11 @@ class RunSettings:
     """The command to resume with, shown when a signal stops the run."""
     announce: bool = True
     """Say ``Using device: …`` when the run is made."""
+    hang_after_s: float = 600.0
+    """Seconds without a finished batch, in training or validation, after which the step, the ranks
+    that have not come and the stacks of all threads are told on standard error; 0 for never."""
+    hang_exits: bool = False
+    """End the process with status 75 when it hangs, so that a launcher starts it anew."""
     clock: Callable[[], float] = time.perf_counter
     """Seconds, monotonic."""
 
@@ -125,6 +133,10 @@ class RunSettings:
             )
         if self.channels_last not in (True, False, "auto"):
             raise UsageError(f"channels_last={self.channels_last!r}: True, False or 'auto'")
+        if not 0 <= self.hang_after_s < math.inf:
+            raise UsageError(f"hang_after_s={self.hang_after_s!r}: seconds, or 0 for never")
+        if self.hang_exits and not self.hang_after_s:
+            raise UsageError("hang_exits=True needs hang_after_s=…, the seconds after which")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm={self.clip_norm!r}: it is a positive number or None")
         if self.seed is not None and (

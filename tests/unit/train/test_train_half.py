@@ -212,3 +212,23 @@ def test_mappings_keep_their_kind():
     assert to_float32(default).default_factory is list
     same = {"out": torch.ones(1)}
     assert to_float32(same) is same
+
+
+def test_a_scheduler_does_not_step_where_float16_left_the_step_out() -> None:
+    """As torch advises: its schedule is of the steps that were taken."""
+    run = hasten.Run(**QUIET | {"precision": "float16"})
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    run.prepare(model, optimizer, scheduler)
+    rates, weights = [], []
+    given = [torch.ones(2, 4), torch.full((2, 4), 1e38), torch.ones(2, 4)]
+    for _ in run.epochs(1):
+        for data in run.batches(given):
+            loss = (model.weight.float() * data[0, 0]).sum() * 1e-3
+            run.backward(loss)
+            run.step(optimizer, scheduler)
+            rates.append(scheduler.get_last_lr()[0])
+            weights.append(model.weight.detach().clone())
+    assert torch.equal(weights[0], weights[1]), "the second step was to be left out"
+    assert rates == [0.5, 0.5, 0.25]
