@@ -254,3 +254,20 @@ def test_work_is_done_in_turn_and_its_error_told_once() -> None:
     background.wait()
     assert order == [1, 2]
     assert not background.busy
+
+
+def test_from_a_device_a_copy_is_of_how_it_was_when_it_was_queued() -> None:
+    from hasten.devices import runtime
+
+    with hasten.simulate():
+        device = runtime.accelerator()
+        assert device is not None
+        tensor = torch.arange(6.0).to(device)
+        buffers = HostBuffers()
+        buffers.begin()
+        copied = buffers.copy(tensor)
+        buffers.end()
+        tensor.add_(1)  # comes after the copy on the device's queue
+        buffers.wait()
+        assert copied.is_pinned()
+        assert copied.tolist() == [0, 1, 2, 3, 4, 5]
