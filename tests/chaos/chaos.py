@@ -188,7 +188,9 @@ def notice(number: int, times: int = 1) -> Callable[[Trial], Child]:
             child.send(number)
             time.sleep(trial.chance.uniform(0.0, 0.01))
         status = child.wait()
-        if status not in (75, 0):
+        # Before its first step and after its last a run heeds no signals: it just ends.
+        outside = status == -number and epochs_saved(trial.folder) in (None, EPOCHS)
+        if status not in (75, 0) and not outside:
             raise Lost(f"{signal.Signals(number).name} ended it with {status}, not 75")
         return child
 
@@ -354,6 +356,16 @@ def newest_step(folder: Path) -> int:
     return -1 if found is None else checkpoint.load(found, map_location="cpu").meta["step"]
 
 
+def epochs_saved(folder: Path) -> int | None:
+    """By the newest checkpoint; None where there is none."""
+    from hasten.train import checkpoint
+
+    found, _ = checkpoint.newest(folder / checkpoint.FOLDER)
+    if found is None:
+        return None
+    return int(checkpoint.load(found, map_location="cpu").meta["epoch"])
+
+
 def weights(folder: Path) -> bytes:
     from hasten.train import checkpoint
 
@@ -433,17 +445,13 @@ def one(number: int, seed: int, root: Path, expected: bytes, seconds: float, onl
 def is_over(folder: Path) -> bool:
     """Whether the run came to its end, its weights written."""
     from hasten.errors import HastenError
-    from hasten.train import checkpoint
     from hasten.train import weights as files
 
     try:
         files.read(folder / "model.safetensors")
     except HastenError:
         return False
-    newest, _ = checkpoint.newest(folder / checkpoint.FOLDER)
-    if newest is None:
-        return False
-    return bool(checkpoint.load(newest, map_location="cpu").meta["epoch"] == EPOCHS)
+    return epochs_saved(folder) == EPOCHS
 
 
 def warm(root: Path) -> tuple[bytes, float]:

@@ -35,6 +35,11 @@ class Background:
             self._thread.join()
             self._thread = None
 
+    def fail(self, error: BaseException) -> None:
+        """Let an error that came before the work count as the work's."""
+        self.wait()
+        self._error = error
+
     def take_error(self) -> BaseException | None:
         """What the last piece of work failed with, told once; None while it is under way."""
         if self.busy:

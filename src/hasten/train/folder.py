@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,7 @@ from hasten.train.lock import FolderLock
 from hasten.train.settings import RunSettings
 
 CONFIG = "config.json"
+_TRIES, _PAUSE_S = 10, 0.05
 
 
 class RunFolder:
@@ -173,7 +176,14 @@ class RunFolder:
             CheckpointError: it cannot be written; earlier ones are as they were.
         """
         self.settle()
-        self._be_there()
+        try:
+            self._be_there()
+        except CheckpointError as error:
+            if wait:
+                raise
+            self._best_under_way = best
+            self._background.fail(error)
+            return self.checkpoints / checkpoint.name_of(meta["step"])
         path = self.checkpoints / checkpoint.name_of(meta["step"])
         parts: Any = {"model": model, "training": training, "meta": meta}
         prepared = None if wait else self._copied(parts)
@@ -220,9 +230,8 @@ class RunFolder:
             return
         gone = not self.path.is_dir()
         try:
-            _make(self.path)
             self._lock.release()
-            self._lock = FolderLock(self.path)
+            self._lock = _made_and_locked(self.path)
             if gone and self._config is not None:
                 self._say(
                     f"{self.path} was removed under the run, with the checkpoints in it: it is"
@@ -270,6 +279,20 @@ def _make(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HastenError(f"cannot make the run's folder {path}: {error.strerror}") from error
+
+
+def _made_and_locked(path: Path) -> FolderLock:
+    """A folder made where it was, which whoever removes it may still be at."""
+    for _ in range(_TRIES - 1):
+        with suppress(HastenError):  # the last try tells why not
+            _make(path)
+            lock = FolderLock(path)
+            if lock.in_place:
+                return lock
+            lock.release()
+        time.sleep(_PAUSE_S)
+    _make(path)
+    return FolderLock(path)
 
 
 def _refuse_links(path: Path) -> None:

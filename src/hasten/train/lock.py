@@ -181,7 +181,7 @@ def _failure(path: Path, error: OSError) -> HastenError:
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         here, there = os.fstat(descriptor), os.lstat(path)
-    except FileNotFoundError:
+    except OSError:  # gone, or no longer to be reached
         return False
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 

@@ -811,3 +811,38 @@ def test_a_data_set_in_place_of_a_loader_is_refused() -> None:
     trainer = hasten.Trainer(nn.Linear(4, 2), loss=nn.CrossEntropyLoss(), progress="off")
     with pytest.raises(hasten.UsageError, match=r"hasten\.Loader\(dataset"):
         trainer.fit(data, epochs=1)
+
+
+def test_a_folder_that_cannot_be_made_again_is_told_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As when whoever removes it is still at it."""
+    import shutil
+
+    from hasten.train import folder as folders
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(folders, "_PAUSE_S", 0.0)
+
+    def remove() -> None:
+        assert training.run is not None
+        assert training.run.last_good is not None
+        shutil.rmtree(folder)
+        folder.write_text("in its place")
+
+    stream, options = told()
+    training = trainer(loss=Hook(7, remove), folder=folder, **options)
+    training.loss = Chain(training.loss, Hook(13, folder.unlink))
+    training.fit(loader(), epochs=4)
+    assert "Training goes on" in stream.getvalue()
+    assert max(names(folder)) == "step-00000020"
+
+
+class Chain:
+    """Several hooks of a loss."""
+
+    def __init__(self, *hooks: Hook) -> None:
+        self.hooks = hooks
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return [hook(outputs, labels) for hook in self.hooks][-1]
