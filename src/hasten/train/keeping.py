@@ -1,15 +1,13 @@
-"""What a run keeps: its state, its record, its checkpoints; the base of :class:`hasten.Run`."""
+"""What a run keeps: its state, its record, its checks; :class:`hasten.Run` is made on it."""
 
 from __future__ import annotations
 
 import math
-import os
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,18 +15,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hasten.devices import runtime
-from hasten.errors import Interrupted, NonFiniteLoss, UsageError
-from hasten.observe.progress import Progress, epoch_line
+from hasten.errors import NonFiniteLoss
+from hasten.observe.progress import Progress
 from hasten.observe.records import EpochRecord, EventRecord, StepRecord
 from hasten.observe.timeline import Mark, StepSummary, Timeline
-from hasten.train import broken, checkpoint, precision, strategies
-from hasten.train import state as states
+from hasten.train import broken, precision, strategies
 from hasten.train import world as worlds
 from hasten.train.agreement import Agreement, RankLog
 from hasten.train.folder import RunFolder
 from hasten.train.meter import BadLoss, LossMeter
 from hasten.train.schedule import Every
-from hasten.train.seed import fork_generators, seed_everything
+from hasten.train.seed import seed_everything
 from hasten.train.settings import RunSettings
 from hasten.train.signals import StopSignals
 from hasten.train.source import Source, close
@@ -228,40 +225,6 @@ class Keeper:
         """
         self._open.close()
 
-    @contextmanager
-    def session(self, total: int) -> Iterator[None]:
-        """Open the folder, resume, show progress and heed signals; :meth:`epochs` enters it."""
-        again, self.planned_epochs = self.planned_epochs > 0, total
-        self._open = ExitStack()
-        with self._open as stack:
-            if self.folder is not None:
-                folder, settings = self.folder, self.settings
-                self._writer = self.world.by_main(
-                    lambda: stack.enter_context(RunFolder(folder, settings, self.say, ours=again))
-                )
-                stack.callback(self._release)
-                self._saving = True
-                if self._rank_log is not None:
-                    self._rank_log.open(folder)
-                if not again:
-                    self._resume()
-                self.write_config()
-            else:
-                stack.callback(self._release)
-            self.strategy.begin(self.modules)
-            if self.resumed_from is None and not again and not self.world.is_main:
-                fork_generators(self.world.rank, self.device)
-            stack.enter_context(self.progress)
-            stack.enter_context(self._signals)
-            stack.enter_context(self._watchdog)
-            self._saved_s = self.settings.clock()
-            yield
-
-    def write_config(self) -> None:
-        """Write what is settled of the run into its folder's ``config.json``."""
-        if self._writer is not None:
-            self._writer.write_config(states.describe(self, self.planned_epochs))
-
     def begin_epoch(self) -> None:
         """Begin the epoch, or the rest of one that was resumed in its middle."""
         self._metrics = {}
@@ -270,103 +233,6 @@ class Keeper:
             self.meter.reset()
         self._in_restored_epoch = False
         runtime.reset_peak(self.device)
-
-    def end_epoch(self, total: int) -> None:
-        """Record the epoch, print its line, save."""
-        self._check_loss()
-        self._check_weights()
-        metrics = self._metrics = self.world.first(dict(self._metrics))
-        metrics = dict(metrics)
-        record = EpochRecord(
-            epoch=self.epoch + 1,
-            step=self.global_step,
-            loss=self.meter.mean,
-            val_loss=metrics.pop("val_loss", None),
-            val_accuracy=metrics.pop("val_accuracy", None),
-            seconds=self.spent.seconds,
-            images_per_s=self.spent.samples / self.spent.seconds if self.spent.seconds else 0.0,
-            phases=dict(self.spent.phases),
-            learning_rate=self._learning_rate or 0.0,
-            peak_memory_bytes=runtime.peak_bytes(self.device),
-            metrics=metrics,
-        )
-        self.epoch += 1
-        self.history.append(record)
-        self._emit(record)
-        self.say(epoch_line(record, total))
-        for source in self.sources:
-            source.batches_done = 0
-        self._settle()  # whether the best so far is on the disk decides what the best is now
-        best = self._note_best(record)
-        every = self._every.epochs or 1
-        if best or self.epoch % every == 0 or self.epoch == total:
-            self._write_checkpoint(best=best, wait=self.epoch == total)
-        self._signals.received = self.world.most([self._signals.received or 0])[0] or None
-        if self._signals.received is not None and self.epoch < total:
-            self._stop()
-
-    def save(self, *, wait: bool = True) -> Path | None:
-        """Save a checkpoint now; between steps, or in a loop's body after its step.
-
-        Args:
-            wait: False copies what is to be saved and writes it in the background: whether that
-                failed is said at a later step.
-
-        Returns:
-            Its folder; None for a run without one.
-
-        Raises:
-            NonFiniteLoss: the loss or a weight became NaN or infinite; nothing is saved.
-            CheckpointError: it cannot be written; earlier ones are as they were.
-            UsageError: a step is half done.
-        """
-        if not self._saving:
-            return None
-        if not self._between_steps:
-            raise UsageError(
-                "run.save() in the middle of a step: its gradients are no part of a checkpoint;"
-                " call it where run.step(optimizer) gave True"
-            )
-        if self._stepped:
-            self._count_step()
-        self._check_loss()
-        self._check_weights()
-        self.spent = self._spent_by_now()
-        return self._write_checkpoint(wait=wait)
-
-    def _write_checkpoint(self, *, best: bool = False, wait: bool) -> Path | None:
-        if not self._saving:
-            return None
-        self._settle()
-        content, writer = states.gather(self), self._writer
-        path = self.world.first(
-            self.world.by_main(
-                lambda: writer.save(*content, best=best, wait=wait) if writer else None
-            )
-        )
-        self._saved_step, self._saved_s = self.global_step, self.settings.clock()
-        self._save_at_step = self.global_step + (self._every.steps or math.inf)
-        return path
-
-    def _settle(self) -> None:
-        """Wait for the checkpoint under way; all processes come here."""
-        if not self._saving:
-            return
-        self.world.by_main(self._tell_failed_save)
-        if self.world.any(self._best_lost):
-            self.best = self._best_before  # no checkpoint holds the other
-        self._best_lost = False
-
-    def _tell_failed_save(self, *, wait: bool = True) -> None:
-        if self._writer is None:
-            return
-        if wait:
-            self._writer.settle()
-        failure = self._writer.take_failure()
-        if failure is not None:
-            error, self._best_lost = failure
-            self.say(f"{error}. Training goes on, and the next checkpoint is tried when it is due")
-            self._emit_event("checkpoint-failed", str(error))
 
     @property
     def _between_steps(self) -> bool:
@@ -395,57 +261,6 @@ class Keeper:
                 phases={name: phase.median_s for name, phase in summary.phases.items()},
             )
         )
-
-    def _stop(self) -> NoReturn:
-        number = self._signals.received or signal.SIGINT
-        path = self.save()
-        text = f"stopped by {signal.Signals(number).name} after step {self.global_step}"
-        if path is None:
-            text += "; nothing was saved, for the run has no folder"
-        else:
-            text += f"; saved {path}\n{self.how_to_resume}"
-        self.close()
-        raise Interrupted(text, number, resumable=path is not None)
-
-    @property
-    def how_to_resume(self) -> str:
-        """What to do to go on, in a line or two."""
-        hint = self.settings.resume_hint or (
-            f"the same script with folder={str(self.folder)!r}, resume=True"
-        )
-        job = os.environ.get("SLURM_JOB_ID")
-        again = f"\nOr let SLURM run the job again: scontrol requeue {job}" if job else ""
-        return f"Resume with: {hint}{again}"
-
-    def _resume(self) -> None:
-        writer = self._writer
-        saved = self.world.by_main(lambda: writer.newest(say=self.say) if writer else None)
-        path = self.world.first(saved.path if saved is not None else None)
-        if path is None:
-            if self.settings.resume and writer is not None:
-                writer.log.truncate_after(0, epochs=0, batches=0)
-            return
-        if saved is None:  # one after the other on the host, and never on another one's device
-            saved = checkpoint.load(path, map_location="cpu")
-        self._resumed_sources = states.apply(self, saved)
-        batches = [int(position["batches"]) for position in self._resumed_sources]
-        self._in_restored_epoch = any(batches)
-        self.resumed_from = saved.path
-        self._saved_step = self.global_step
-        self._save_at_step = self.global_step + (self._every.steps or math.inf)
-        if writer is not None:
-            if self.best is not None and self.best[1] == self.global_step and not any(batches):
-                writer.mark_best(saved.path)  # a kill may have come between saving and marking
-            damaged = writer.log.truncate_after(
-                self.global_step, epochs=self.epoch, batches=max(batches, default=0)
-            )
-            if damaged:
-                self.say(f"{writer.log.path} has {damaged} damaged lines: they are left out")
-        where = f"epoch {self.epoch + 1}, step {self.global_step}"
-        if self.epoch >= self.planned_epochs:
-            where = f"{self.epoch} epochs done, step {self.global_step}"
-        self.say(f"Resumed from {saved.path} ({where})")
-        self._emit_event("resumed", str(saved.path))
 
     def _emit_event(self, name: str, message: str) -> None:
         self._emit(
@@ -492,18 +307,6 @@ class Keeper:
             raise
         if error is not None:
             raise error
-
-    def _note_best(self, record: EpochRecord) -> bool:
-        if record.val_accuracy is not None:
-            value = record.val_accuracy
-        else:
-            value = -(record.loss if record.val_loss is None else record.val_loss)
-        if math.isnan(value):
-            return False
-        if self.best is not None and not value > self.best[0]:
-            return False
-        self.best, self._best_before = (value, self.global_step), self.best
-        return True
 
     def _spent_by_now(self) -> Spent:
         if self._mark is None:

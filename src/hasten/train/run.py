@@ -22,7 +22,7 @@ from hasten.observe import timeline as phases
 from hasten.train import precision
 from hasten.train import state as states
 from hasten.train.half import compile_in_place, run_at
-from hasten.train.keeping import Keeper
+from hasten.train.saving import Saver
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.settings import RunOptions, RunSettings
 from hasten.train.source import Source, close, count
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _LOOK_EVERY_S = 0.1  # between looks at progress, time-based checkpoints and the like
 
 
-class Run(Keeper):
+class Run(Saver):
     """What surrounds the body of a training loop.
 
     ::
