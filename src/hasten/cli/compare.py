@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from hasten.vision.compared import Comparison
     from hasten.vision.grid import Grid
 
-# Options of `hasten train` that are about its run, and no settings to compare by.
-_NOT_AXES = ("context", "name", "runs", "resume", "progress", "tensorboard", "json")
+# Options of `hasten train` that are about its run or its processes (a comparison is one), and no
+# settings to compare by.
+_NOT_AXES = (
+    *("context", "name", "runs", "resume", "progress", "tensorboard", "json"),
+    *("devices", "batch_size_per_device"),
+)
 _PLOT = "comparison"
 # Where an option means something else here.
 _HELP = {

@@ -23,7 +23,7 @@ def test_what_a_result_says(tmp_path: Path):
     assert found.val_accuracy == found.history[-1].val_accuracy
     assert found.seconds == pytest.approx(sum(record.seconds for record in found.history))
     assert found.device == torch.device("cpu") and found.precision.name == "float32"
-    assert found.feed.startswith("gather - ")
+    assert found.feed.startswith("gather, 1 thread - ")
     assert found.saturation is not None and 0 < found.saturation <= 1
     assert found.verdict is not None and found.verdict.advice
     assert found.evaluation is not None and found.evaluation.loss == found.history[-1].val_loss
