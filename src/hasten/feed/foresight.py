@@ -21,13 +21,13 @@ from hasten.feed.choose import cores as usable_cores
 from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
 from hasten.feed.inside import inside
+from hasten.feed.jobs import Jobs
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.pool import DiedError, Pool
 from hasten.feed.sources import Gather, Item
 from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, fork_is_there
-from hasten.feed.workers import Jobs
 
 _TRIAL_BATCHES = 3
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that

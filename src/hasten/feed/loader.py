@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
+from hasten.devices import device as chosen_device
 from hasten.devices import runtime
 from hasten.errors import UsageError
 from hasten.feed.feeds import Feeds
 from hasten.feed.keys import SampleRandom
+from hasten.feed.ondevice import DeviceLoader
 from hasten.feed.options import Options
 from hasten.feed.order import Order, Shard, order_of
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
+from hasten.feed.position import (
+    Cursor,
+    Skips,
+    checked,
+    described,
+    tell_of_length,
+    whole_epoch,
+)
 from hasten.feed.sources import Item
 from hasten.feed.taken import TakenOrder, options_of
 from hasten.feed.takeover import TakenFeeds
 
-_log = logging.getLogger("hasten.feed")
-
-_SKIPPED_KEPT = 1000
 _STREAM = (
     "the stream {0} would give each of the {1} processes all samples, for its own code alone can"
     " share them out: give a data set with __getitem__ and __len__, or train with one process"
@@ -84,6 +89,7 @@ class Loader:
             UsageError: options that contradict each other, or a plan that cannot be.
             DataError: the data set is empty.
         """
+        self._clock = clock
         options = Options(
             dataset=dataset,
             batch_size=batch_size,
@@ -106,8 +112,33 @@ class Loader:
             device_transform=device_transform,
             on_error=on_error,
         )
-        skips, order = _Skips(), order_of(options)
+        skips, order = Skips(), order_of(options)
         self._begin(options, order, Feeds(options, order, skips.add, clock), skips)
+
+    def __repr__(self) -> str:
+        return described(self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: it begins where this one's next iteration would."""
+        return {
+            "options": self._options,
+            "order": self._order,
+            "original": getattr(self._feeds, "original", None),
+            "clock": self._clock,
+            "position": (self._epoch, self._first),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options, order, skips = state["options"], state["order"], Skips()
+        self._clock = state["clock"]
+        feeds = (
+            TakenFeeds(state["original"], options, order, skips.add)
+            if isinstance(order, TakenOrder)
+            else Feeds(options, order, skips.add, self._clock)
+        )
+        self._begin(options, order, feeds, skips)
+        self._epoch, self._first = state["position"]
+        self._cursor = Cursor(self._epoch, self._first)
 
     @classmethod
     def from_dataloader(
@@ -137,13 +168,14 @@ class Loader:
         options = options_of(
             loader, plan=plan, on_error=on_error, device_transform=device_transform
         )
-        made, skips, order = cls.__new__(cls), _Skips(), TakenOrder(loader)
+        made, skips, order = cls.__new__(cls), Skips(), TakenOrder(loader)
+        made._clock = time.perf_counter
         feeds = TakenFeeds(loader, options, order, skips.add)
         made._begin(options, order, feeds, skips)
         return made
 
     def _begin(
-        self, options: Options, order: Order | None, feeds: Feeds | TakenFeeds, skips: _Skips
+        self, options: Options, order: Order | None, feeds: Feeds | TakenFeeds, skips: Skips
     ) -> None:
         self._options = options
         self._order = order
@@ -153,7 +185,7 @@ class Loader:
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._epoch = 0
         self._first = 0
-        self._cursor = _Cursor(0, 0)
+        self._cursor = Cursor(0, 0)
 
     @property
     def dataset(self) -> Any:
@@ -212,8 +244,7 @@ class Loader:
 
     def explain(self, device: torch.device | str | None = None) -> str:
         """The plan in a paragraph, for a device or the host, and how it changed on the way."""
-        where = None if device is None else runtime.with_index(torch.device(device))
-        return self._feeds.explain(where)
+        return self._feeds.explain(None if device is None else _placed(device))
 
     def __len__(self) -> int:
         """Batches an epoch.
@@ -228,9 +259,17 @@ class Loader:
             return count
         return count // size if self._options.drop_last else -(-count // size)
 
-    def to(self, device: torch.device | str) -> DeviceLoader:
-        """The same batches on a device, copied there ahead of the loop where that is possible."""
-        return DeviceLoader(self, torch.device(device))
+    def to(self, device: torch.device | str | int) -> DeviceLoader:
+        """The same batches on a device, copied there ahead of the loop where that is possible.
+
+        Args:
+            device: what `hasten.device` takes, "auto" too.
+
+        Raises:
+            DeviceUnavailable: there is no such device here.
+            UsageError: it names no device.
+        """
+        return DeviceLoader(self, _placed(device))
 
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(None, None)
@@ -277,11 +316,15 @@ class Loader:
         """The epoch that the next iteration gives, from its first batch.
 
         A position taken from `load_state_dict` in that very epoch is kept.
+
+        Raises:
+            UsageError: it is no whole number from 0 on.
         """
+        epoch = whole_epoch(epoch)
         if epoch != self._epoch:
             self._first = 0
         self._epoch = epoch
-        self._cursor = _Cursor(epoch, self._first)
+        self._cursor = Cursor(epoch, self._first)
         if isinstance(self._order, TakenOrder):
             self._order.set_epoch(epoch)
 
@@ -302,17 +345,14 @@ class Loader:
         A stream (IterableDataset) has to be read up to it.
 
         Raises:
-            UsageError: the position belongs to another seed.
+            UsageError: it is no position of this Loader: it belongs to another seed, or to
+                another data set.
         """
-        if state["seed"] != self.seed:
-            raise UsageError(
-                f"the position was saved with seed {state['seed']}, this Loader has seed "
-                f"{self.seed}: its order is another; give seed={state['seed']}"
-            )
-        self._epoch, self._first = state["epoch"], state["batch"]
-        self._cursor = _Cursor(self._epoch, self._first)
+        epoch, batch = checked(state, self.seed)
         if self._order is not None:
-            self._order.load_state(state)
+            self._order.load_state({**state, "epoch": epoch, "batch": batch})
+        self._epoch, self._first = epoch, batch
+        self._cursor = Cursor(epoch, batch)
 
     def close(self) -> None:
         """End iterations under way, worker threads and processes; give up memory on devices."""
@@ -332,14 +372,14 @@ class Loader:
         self.close()
 
     def _iterate(self, device: torch.device | None, ahead: Ahead | None) -> Iterator[Any]:
-        cursor = self._cursor = _Cursor(self._epoch, self._first)
+        cursor = self._cursor = Cursor(self._epoch, self._first)
         self._first = 0
         items = self._feeds.items(device, ahead, cursor.epoch, cursor.batch)
         iterator = self._run(items, cursor)
         self._live.add(iterator)
         return iterator
 
-    def _run(self, items: Generator[Item, None, None], cursor: _Cursor) -> Iterator[Any]:
+    def _run(self, items: Generator[Item, None, None], cursor: Cursor) -> Iterator[Any]:
         try:
             for number, batch, _ in items:
                 cursor.batch = number + 1
@@ -347,101 +387,20 @@ class Loader:
             self._check_length(cursor.batch)
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
-                self._cursor = _Cursor(self._epoch, 0)
+                self._cursor = Cursor(self._epoch, 0)
         finally:
             items.close()
 
     def _check_length(self, given: int) -> None:
         """Tell of a len that is not what was given, once. Batches left out are no lie."""
-        if self._told_length or self._skips.count:
-            return
-        try:
-            said = len(self)
-        except TypeError:
-            return
-        # Each reader of a stream has a last batch of its own, which may not be full.
-        loose = max(0, self.plan.workers - 1) if self._options.iterable else 0
-        if abs(given - said) > loose:
-            self._told_length = True
-            options = self._options
-            whose = options.dataset if options.iterable else options.batch_sampler
-            whose = whose or options.sampler or options.dataset
-            _log.warning(
-                "the len of %s says %s batches, and it gave %s: progress and schedules go by it, "
-                "so correct its __len__",
-                type(whose).__name__,
-                said,
-                given,
-            )
+        if not self._told_length and not self._skips.count:
+            self._told_length = tell_of_length(self, self._options, given)
 
 
-class DeviceLoader:
-    """A Loader's batches on one device; made by `Loader.to`; it shares the position."""
-
-    def __init__(self, loader: Loader, device: torch.device) -> None:
-        self.loader = loader
-        self.device = runtime.with_index(device)
-        self._ahead = None if runtime.is_host(device) else Ahead(self.device)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.loader._iterate(self.device, self._ahead)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    @property
-    def plan(self) -> Plan:
-        """How batches are made and brought to the device."""
-        return self.loader._feeds.plan(self.device)
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples a batch."""
-        return self.loader.batch_size
-
-    @property
-    def copy_seconds(self) -> float:
-        """Host time spent pinning and copying so far, all epochs; part of the time in next()."""
-        return self._ahead.copy_seconds if self._ahead is not None else 0.0
-
-    def explain(self) -> str:
-        """See `Loader.explain`."""
-        return self.loader.explain(self.device)
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `Loader.set_epoch`."""
-        self.loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Loader.load_state_dict`."""
-        self.loader.load_state_dict(state)
-
-    def close(self) -> None:
-        """See `Loader.close`."""
-        self.loader.close()
-
-
-class _Skips:
-    """Takes note of samples left out. Not the Loader itself: its sources would then hold it."""
-
-    def __init__(self) -> None:
-        self.first: list[tuple[Any, str]] = []
-        self.count = 0
-
-    def add(self, index: Any, message: str) -> None:
-        """One was left out."""
-        self.count += 1
-        if len(self.first) < _SKIPPED_KEPT:
-            self.first.append((index, message))
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """Where an iteration is: the next batch to give."""
-
-    epoch: int
-    batch: int
+def _placed(device: torch.device | str | int) -> torch.device:
+    """A device that is here, with its index; one given as such is taken at its word."""
+    if isinstance(device, torch.device) or device == "meta":
+        return runtime.with_index(torch.device(device))
+    if device is None:
+        raise UsageError('to(None) names no device: give "auto", "cpu", "cuda", "mps" or another')
+    return chosen_device(device)

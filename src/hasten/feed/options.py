@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
 from hasten.errors import DataError, UsageError
 from hasten.feed.plan import NAMES
+
+_LONGEST_S = 1_000_000  # of a timeout; the system's calls take no more than 2^31 ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +64,42 @@ class Options:
         return self.batched and all(value is None for value in given)
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "num_workers", "prefetch_factor", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, np.integer):  # as numpy.arange and argument parsers give them
+                object.__setattr__(self, name, int(value))
+        self._check_kinds()
         self._check_values()
         self._check_dataset()
         self._check_workers()
         self._check_plan()
+
+    def _check_kinds(self) -> None:
+        for name in ("collate_fn", "worker_init_fn", "device_transform"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise UsageError(f"{name} is {value!r}; it must be a function, or left out")
+        for name in ("shuffle", "drop_last", "persistent_workers", "in_order"):
+            value = getattr(self, name)
+            unset = value is None and name in ("shuffle", "persistent_workers")
+            if not unset and not isinstance(value, (bool, np.bool_)) and value not in (0, 1):
+                raise UsageError(f"{name} is {value!r}; it can be True or False")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise UsageError(
+                f"generator is {self.generator!r}; it must be a torch.Generator. A number to "
+                "start from is `seed`"
+            )
+        for name in ("sampler", "batch_sampler"):
+            value = getattr(self, name)
+            if value is not None and not hasattr(value, "__iter__"):
+                wanted = "indices" if name == "sampler" else "lists of indices"
+                raise UsageError(f"{name} is {value!r}; it must give {wanted} when it is iterated")
+        context = self.multiprocessing_context
+        if isinstance(context, str) and context not in multiprocessing.get_all_start_methods():
+            raise UsageError(
+                f"multiprocessing_context is {context!r}; this system has "
+                f"{', '.join(multiprocessing.get_all_start_methods())}"
+            )
 
     def _check_values(self) -> None:
         size = self.batch_size
@@ -83,8 +119,13 @@ class Options:
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise UsageError(f"seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1")
-        if not self.timeout >= 0:
-            raise UsageError(f"timeout is {self.timeout} s; it cannot be negative")
+        if not isinstance(self.timeout, (int, float, np.number)) or not (
+            0 <= self.timeout <= _LONGEST_S
+        ):
+            raise UsageError(
+                f"timeout is {self.timeout!r}; it must be seconds, from 0 (wait for ever) to "
+                f"{_LONGEST_S:,}"
+            )
         if not self.in_order:
             raise UsageError(
                 "in_order=False lets batches come in any order, which no plan of hasten does: "
@@ -135,8 +176,13 @@ class Options:
             raise UsageError(
                 "multiprocessing_context is for worker processes: leave it out, or num_workers=0"
             )
-        if self.prefetch_factor is not None and self.prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1")
+        factor = self.prefetch_factor
+        if factor is not None and (
+            isinstance(factor, bool) or not isinstance(factor, int) or factor < 1
+        ):
+            raise UsageError(
+                f"prefetch_factor is {factor!r}; it must be a whole number of at least 1"
+            )
 
     def _check_plan(self) -> None:
         if self.plan not in ("auto", *NAMES):

@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hasten.errors import DataError
+from hasten.errors import DataError, UsageError
 from hasten.feed import randomness
 from hasten.feed.keys import SAMPLER, mix, permutation
 from hasten.feed.options import Options
@@ -123,6 +123,11 @@ class OwnOrder:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See `Order`."""
+        if state["batch"] > len(self) and self.shard.of == 1:
+            raise UsageError(
+                f"the position is batch {state['batch']:,} of an epoch, which has {len(self):,} "
+                "here: it was saved with another data set or batch_size"
+            )
 
 
 class GivenOrder:
@@ -183,10 +188,17 @@ class GivenOrder:
         randomness.seed(key)
         try:
             source = iter(self._sampler)
-            head = list(islice(source, first, first + 1))
+            passed = sum(1 for _ in islice(source, first))
+            head = list(islice(source, 1))
             inside = randomness.save() if self._lazy else {}
         finally:
             randomness.restore(outside)
+        if passed < first:
+            raise DataError(
+                f"the position is batch {first:,} of the epoch, and the sampler "
+                f"{type(self._inner).__name__} gave {passed:,} batches only: it was saved with "
+                "another data set, sampler or batch_size"
+            )
         yield from head
         if not self._lazy:
             yield from source if head else ()
@@ -210,7 +222,20 @@ class GivenOrder:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See `Order`."""
-        self._to_restore = state.get("generator")
+        saved = state.get("generator")
+        if saved is not None and not (
+            isinstance(saved, torch.Tensor) and saved.dtype is torch.uint8
+        ):
+            raise UsageError(
+                f"the position's generator is a {type(saved).__name__}, not the state of a "
+                "torch.Generator (a tensor of bytes), as Loader.state_dict() gives it"
+            )
+        if saved is None and state["batch"] and self._generator is not None:
+            raise UsageError(
+                "the position has no state of a generator, and this Loader's order comes from "
+                "one: it was saved by a Loader without, whose order is another"
+            )
+        self._to_restore = saved
 
 
 def order_of(options: Options) -> Order | None:

@@ -14,14 +14,16 @@ from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Watched
 from hasten.feed.draws import Draws
 from hasten.feed.inside import bulky, inside
+from hasten.feed.jobs import Jobs, raise_failure
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
+from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Made
 from hasten.feed.sources import Item, Report
 from hasten.feed.taken import TakenOrder
 from hasten.feed.work import Beginning, StreamWork
-from hasten.feed.workers import Jobs, Reader, in_turn, raise_failure, repeats, start_pool
+from hasten.feed.workers import start_pool
 
 _CHANGES = (
     "the data set changes in its workers when samples are made (a generator, a counter or a cache "

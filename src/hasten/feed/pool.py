@@ -66,13 +66,13 @@ class Pool:
             niceness: what they add to theirs.
         """
         self._workers: list[_Worker] = []
+        self._pid = os.getpid()
         if isinstance(context, str):
             context = torch.multiprocessing.get_context(context)
         self._context: Any = context or torch.multiprocessing
         self._work = work
         self._jobs_each = jobs_each
         self._niceness = niceness
-        self._pid = os.getpid()
         try:
             for number in range(count):
                 self._workers.append(self._started(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,15 +55,22 @@ class Relay:
 
     A sampler of the user's is drawn from once an epoch, whatever the sources do. A source that
     is stopped gives what it has taken, and no more; the next goes on from there.
-
-    Attributes:
-        current: the pass that the next call of `batches` is about.
     """
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.own = order if isinstance(order, OwnOrder) else None
-        self.current = Pass(iter(()), 0)
+        self._of_thread = threading.local()  # two threads may each iterate the Loader
+
+    @property
+    def current(self) -> Pass:
+        """The pass that the next call of `batches`, in this thread, is about."""
+        found: Pass = self._of_thread.current
+        return found
+
+    @current.setter
+    def current(self, current: Pass) -> None:
+        self._of_thread.current = current
 
     def begin(self, epoch: int, first: int) -> Pass:
         """Start an epoch at its batch number `first`."""

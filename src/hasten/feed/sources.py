@@ -282,7 +282,13 @@ def _own(order: Order) -> OwnOrder | None:
 
 def _as_rows(indices: Any, rows: int) -> Indices:
     """What a sampler gave, as row numbers; negative ones count from the end, as in the tensors."""
-    found = np.asarray(indices, dtype=np.int64)
+    found = np.asarray(indices)
+    if found.size and found.dtype.kind not in "iu":
+        raise DataError(
+            f"the sampler gave {indices!r}, where whole numbers below {rows} were expected: the "
+            "data set is tensors, which those alone can index"
+        )
+    found = found.astype(np.int64, copy=False)
     if found.ndim != 1:
         raise DataError(f"the sampler gave {indices!r}, where a list of indices was expected")
     if len(found) and not (-rows <= found.min() and found.max() < rows):

@@ -35,7 +35,7 @@ class TakenFeeds:
     """Has the place of `Feeds` in a Loader that stands for a DataLoader."""
 
     def __init__(self, loader: Any, options: Options, order: TakenOrder, report: Report) -> None:
-        self._loader = loader
+        self.original = loader
         self._options = options
         self._order = order
         self._report = report
@@ -78,11 +78,11 @@ class TakenFeeds:
         plan, order = self.plan(device), self._order
         if self._left:
             with order.from_start(first) as resume:
-                batches = iter(self._loader)
+                batches = iter(self.original)
                 if resume is not None:
                     order.check_unmoved(lambda: sum(1 for _ in islice(batches, first)))
             return self._as_it_is(batches, plan, device, ahead, epoch, first)
-        if self._loader.num_workers:
+        if self.original.num_workers:
             draws, _ = order.begin(first)
             return self._of_workers(draws, plan, device, ahead, epoch, first)
         if plan.name == "processes" or (plan.name == "gather" and plan.ahead_batches):
@@ -104,7 +104,7 @@ class TakenFeeds:
             self._order.end()
         finally:
             shut = getattr(batches, "_shutdown_workers", None)
-            if shut is not None and not self._loader.persistent_workers:
+            if shut is not None and not self.original.persistent_workers:
                 shut()
 
     def _direct(
@@ -237,7 +237,7 @@ class TakenFeeds:
     def _source(self, plan: Plan, device: Device) -> Any:
         found = self._sources.get(device)
         if found is None:
-            loader, order = self._loader, self._order
+            loader, order = self.original, self._order
             if self._options.iterable:
                 found = OriginalStream(loader, self._options, order, _log.warning)
             elif plan.name == "processes":
@@ -262,7 +262,7 @@ class TakenFeeds:
         given = self._options.device_transform is not None and device is not None
         plan = replace(plan, transformed=given)
         if device is None or runtime.is_host(device):
-            pin = self._loader.pin_memory and runtime.accelerator() is not None
+            pin = self.original.pin_memory and runtime.accelerator() is not None
             return replace(plan, pinned=bool(pin))
         if plan.name == "resident":
             return plan
@@ -285,7 +285,7 @@ class TakenFeeds:
         )
 
     def _of_host(self, device: Device) -> Plan:
-        loader, asked = self._loader, self._options.plan
+        loader, asked = self.original, self._options.plan
         if self._left:
             if asked not in ("auto", "inline"):
                 raise UsageError(f"plan={asked!r} cannot keep its results: {self._left}")

@@ -1,0 +1,139 @@
+"""Jobs that worker processes were given: their replies in order, and new workers for dead ones."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hasten.errors import DataError
+from hasten.feed.pool import DiedError, Pool
+from hasten.feed.samples import short
+from hasten.feed.work import RemoteError
+
+_log = logging.getLogger("hasten.feed")
+
+MOST_DEATHS = 3
+"""Workers that may die at one batch, before it is held to be the batch's fault."""
+
+
+class Jobs:
+    """Batches that workers are making, in order; given to the workers in turn."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        each: int,
+        timeout_s: float,
+        *,
+        again: Callable[[int, Any], Any] | None = None,
+    ) -> None:
+        """Nothing is under way yet.
+
+        Args:
+            pool: who makes them.
+            each: most jobs of a worker.
+            timeout_s: longest wait for a batch; 0 for ever.
+            again: what a new worker is sent in place of the job (of the worker's number, and the
+                job) that it is to begin with; the same where not given.
+        """
+        self._again = again
+        self._pool = pool
+        self._each = each
+        self._timeout_s = timeout_s
+        self._waiting: deque[tuple[int, Any, Any, int]] = deque()
+        self._held: dict[int, deque[Any]] = {}  # of workers that were replaced: jobs not sent yet
+        self._turn = 0
+        self._deaths = 0
+
+    @property
+    def full(self) -> bool:
+        """No worker may be sent more."""
+        return len(self._waiting) >= self._each * len(self._pool)
+
+    def __len__(self) -> int:
+        """Batches under way."""
+        return len(self._waiting)
+
+    def add(self, number: int, indices: Any, job: Any, *, worker: int | None = None) -> None:
+        """Send the job of a batch, to the next worker in turn or the one named."""
+        if worker is None:
+            worker, self._turn = self._turn, (self._turn + 1) % len(self._pool)
+        self._waiting.append((number, indices, job, worker))
+        if worker in self._held:
+            self._held[worker].append(job)
+        else:
+            self._pool.send(worker, job)
+
+    def fill(self, numbered: Iterator[tuple[int, Any]], job_of: Callable[[int, Any], Any]) -> None:
+        """Give the workers as much to do as they may have."""
+        while not self.full:
+            number, indices = next(numbered, (-1, None))
+            if number < 0:
+                return
+            self.add(number, indices, job_of(number, indices))
+
+    def next(self) -> tuple[Any, Any]:
+        """(indices, reply) of the oldest batch.
+
+        Raises:
+            DataError: it did not come in time, or worker after worker died of it.
+        """
+        while True:
+            number, indices, _, worker = self._waiting[0]
+            try:
+                reply = received(self._pool, worker, self._timeout_s)
+            except DiedError as died:
+                self._deaths += 1
+                if self._deaths >= MOST_DEATHS:
+                    raise DataError(
+                        f"{died}. It was the {self._deaths}rd to die at batch {number} of the "
+                        f"epoch, of the samples {short(as_list(indices))}: look at those"
+                    ) from died
+                _log.warning("%s. A new one makes its batches again, from %d on", died, number)
+                self._pool.replace(worker)
+                # One by one, so that the next death is known to be of the batch waited for.
+                again = deque(job for _, _, job, of in self._waiting if of == worker)
+                begin = again.popleft()
+                self._pool.send(worker, self._again(worker, begin) if self._again else begin)
+                self._held[worker] = again
+            else:
+                self._waiting.popleft()
+                self._deaths = 0
+                self._send_held(worker)
+                return indices, reply
+
+    def _send_held(self, worker: int) -> None:
+        held = self._held.get(worker)
+        if held:
+            self._pool.send(worker, held.popleft())
+        elif held is not None:
+            del self._held[worker]
+
+
+def received(pool: Pool, worker: int, timeout_s: float) -> Any:
+    """A worker's next reply.
+
+    Raises:
+        DiedError: see `Pool.receive`.
+        DataError: it did not come in time.
+    """
+    try:
+        return pool.receive(worker, timeout_s or None)
+    except TimeoutError as error:
+        raise DataError(
+            f"no batch came from the worker processes within timeout={timeout_s:g} s"
+        ) from error
+
+
+def raise_failure(failure: tuple[str, str]) -> None:
+    """Raise what went wrong in a worker: (message, traceback)."""
+    message, text = failure
+    raise DataError(message) from (RemoteError(text) if text else None)
+
+
+def as_list(indices: Any) -> list[Any]:
+    """The indices of a batch, or the one of a sample, for a message."""
+    listed = indices.tolist() if hasattr(indices, "tolist") else indices
+    return listed if isinstance(listed, list) else [listed]

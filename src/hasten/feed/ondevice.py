@@ -1,0 +1,71 @@
+"""DeviceLoader: a Loader's batches on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hasten.devices import runtime
+from hasten.feed.place import Ahead
+from hasten.feed.plan import Plan
+
+if TYPE_CHECKING:
+    from hasten.feed.loader import Loader
+
+
+class DeviceLoader:
+    """A Loader's batches on one device; made by `Loader.to`; it shares the position."""
+
+    def __init__(self, loader: Loader, device: torch.device) -> None:
+        self.loader = loader
+        self.device = runtime.with_index(device)
+        self._ahead = None if runtime.is_host(device) else Ahead(self.device)
+
+    def __repr__(self) -> str:
+        return f"{self.loader!r}.to({str(self.device)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeviceLoader, (self.loader, self.device)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.loader._iterate(self.device, self._ahead)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def plan(self) -> Plan:
+        """How batches are made and brought to the device."""
+        return self.loader._feeds.plan(self.device)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch."""
+        return self.loader.batch_size
+
+    @property
+    def copy_seconds(self) -> float:
+        """Host time spent pinning and copying so far, all epochs; part of the time in next()."""
+        return self._ahead.copy_seconds if self._ahead is not None else 0.0
+
+    def explain(self) -> str:
+        """See `Loader.explain`."""
+        return self.loader.explain(self.device)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """See `Loader.close`."""
+        self.loader.close()

@@ -1,0 +1,109 @@
+"""Where an iteration of a Loader is, what is seen on the way, and positions to go on from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hasten.errors import UsageError
+from hasten.feed.options import Options
+
+_log = logging.getLogger("hasten.feed")
+
+_SKIPPED_KEPT = 1000
+
+
+class Skips:
+    """Takes note of samples left out. Not the Loader itself: its sources would then hold it."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[Any, str]] = []
+        self.count = 0
+
+    def add(self, index: Any, message: str) -> None:
+        """One was left out."""
+        self.count += 1
+        if len(self.first) < _SKIPPED_KEPT:
+            self.first.append((index, message))
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where an iteration is: the next batch to give."""
+
+    epoch: int
+    batch: int
+
+
+def whole_epoch(epoch: Any) -> int:
+    """The number of an epoch.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+        raise UsageError(f"epoch is {epoch!r}; it must be a whole number, from 0 on")
+    return int(epoch)
+
+
+def checked(state: Any, seed: int) -> tuple[int, int]:
+    """(epoch, batch) of a position that `Loader.state_dict` gave.
+
+    Raises:
+        UsageError: it is no such position, or belongs to another seed.
+    """
+    known = isinstance(state, Mapping) and {"epoch", "batch", "seed"} <= set(state)
+    if not known or any(not _count(state[name]) for name in ("epoch", "batch", "seed")):
+        shown = {k: state[k] for k in list(state)[:6]} if isinstance(state, Mapping) else state
+        raise UsageError(
+            f"the position is {shown!r}; it must be what Loader.state_dict() gave, such as "
+            '{"epoch": 3, "batch": 120, "seed": 0}'
+        )
+    if state["seed"] != seed:
+        raise UsageError(
+            f"the position was saved with seed {state['seed']}, this Loader has seed "
+            f"{seed}: its order is another; give seed={state['seed']}"
+        )
+    return int(state["epoch"]), int(state["batch"])
+
+
+def _count(value: Any) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and bool(value >= 0)
+
+
+def tell_of_length(loader: Any, options: Options, given: int) -> bool:
+    """Warn where a Loader's len is not what an epoch gave; whether it was told."""
+    try:
+        said = len(loader)
+    except TypeError:
+        return False
+    # Each reader of a stream has a last batch of its own, which may not be full.
+    loose = max(0, loader.plan.workers - 1) if options.iterable else 0
+    if abs(given - said) <= loose:
+        return False
+    whose = options.dataset if options.iterable else options.batch_sampler
+    whose = whose or options.sampler or options.dataset
+    _log.warning(
+        "the len of %s says %s batches, and it gave %s: progress and schedules go by it, "
+        "so correct its __len__",
+        type(whose).__name__,
+        said,
+        given,
+    )
+    return True
+
+
+def described(options: Options) -> str:
+    """A Loader in a line: its data set and what it was asked for."""
+    dataset, named = options.dataset, {"batch_size": options.batch_size, "seed": options.seed}
+    if options.batch_sampler is not None:
+        named["batch_size"] = None
+    size = f" of {len(dataset):,}" if hasattr(dataset, "__len__") else ""
+    given = ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
+    extra = ", shuffle=True" if options.shuffle else ""
+    return f"Loader({type(dataset).__name__}{size}, {given}{extra})"
