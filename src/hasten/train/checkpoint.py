@@ -6,6 +6,7 @@
         step-00000938/          one checkpoint
             model.pt            torch.save of the model's state_dict, without wrappers' prefixes
             training.pt         torch.save of everything else that training needs to go on
+            part-00000.safetensors, …   of a model in parts (fsdp): those of each process
             checkpoint.json     the manifest, written last: step, versions, SHA-256 of each file
         best.json               names the best of them, replaced atomically
         .step-….tmp-…           what a run killed while saving left; removed by the next
@@ -22,14 +23,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from hasten.errors import CheckpointError, UsageError
-from hasten.train import atomic, manifest, unpickle
+from hasten.train import atomic, manifest, pieces, unpickle
 from hasten.train.buffers import HostBuffers
 from hasten.train.manifest import MODEL, TRAINING, Manifest
+
+if TYPE_CHECKING:
+    from hasten.train.parts import Parts
 
 BEST = "best.json"
 FOLDER = "checkpoints"
@@ -59,6 +63,8 @@ class Prepared:
     """All of the manifest but its files."""
     copies_made: Callable[[], None]
     """Waits for the tensors to have arrived on the host."""
+    in_parts: Parts | None = None
+    """The tensors that lie in parts over several processes, which write them together."""
 
 
 def name_of(step: int) -> str:
@@ -96,6 +102,7 @@ def prepare(
     training: Mapping[str, Any],
     meta: dict[str, Any],
     buffers: HostBuffers | None = None,
+    in_parts: Parts | None = None,
 ) -> Prepared:
     """Check and collect what :func:`write` is to write.
 
@@ -105,6 +112,8 @@ def prepare(
         meta: see :func:`save`.
         buffers: where the tensors are copied, so that they may change before they are written;
             without, what lies on the host is not copied and must stay as it is until then.
+        in_parts: what this process writes of tensors that lie in parts; ``model`` and ``training``
+            have None in their places.
 
     Raises:
         CheckpointError: see :func:`save`.
@@ -120,9 +129,17 @@ def prepare(
         MODEL: unpickle.to_host(_as_dict(model), "model", memo, copied),
         TRAINING: unpickle.to_host(_as_dict(training), "training", memo, copied),
     }
+    if in_parts is not None:
+        head["schema"] = manifest.SCHEMA_IN_PARTS
+        in_parts.take(copied)
     if buffers is not None:
         buffers.end()
-    return Prepared(parts=parts, head=head, copies_made=buffers.wait if buffers else lambda: None)
+    return Prepared(
+        parts=parts,
+        head=head,
+        copies_made=buffers.wait if buffers else lambda: None,
+        in_parts=in_parts,
+    )
 
 
 def write(folder: str | Path, prepared: Prepared) -> None:
@@ -140,20 +157,29 @@ def write(folder: str | Path, prepared: Prepared) -> None:
             files = {}
             for name, value in prepared.parts.items():
                 files[name] = _write_torch(temporary / name, value)
+            if prepared.in_parts is not None:
+                files |= prepared.in_parts.lead(temporary)
             _write_bytes(
                 temporary / manifest.NAME, manifest.render(prepared.head | {"files": files})
             )
     except OSError as error:
         raise manifest.failure("save", folder, error) from error
+    finally:
+        if prepared.in_parts is not None:
+            prepared.in_parts.dismiss()
 
 
-def load(folder: str | Path, *, map_location: Any, training: bool = True) -> Saved:
+def load(
+    folder: str | Path, *, map_location: Any, training: bool = True, read_parts: bool = True
+) -> Saved:
     """Read one checkpoint, after checking its manifest and the SHA-256 of each file read.
 
     Args:
         folder: one checkpoint's folder (see ``find`` for a run's).
         map_location: the device to load onto, whatever device it was saved from.
         training: False leaves ``training.pt`` unread.
+        read_parts: False leaves tensors that were saved in parts on the disk: a
+            :class:`hasten.train.pieces.Stored` in the place of each.
 
     Raises:
         CheckpointError: missing, half written, altered, of a newer hasten, or unsafe; names the
@@ -164,6 +190,9 @@ def load(folder: str | Path, *, map_location: Any, training: bool = True) -> Sav
         name: _read_torch(found, name, map_location)
         for name in ((MODEL, TRAINING) if training else (MODEL,))
     }
+    if found.in_parts:
+        roots = {"model": parts[MODEL]} | ({"training": parts[TRAINING]} if training else {})
+        pieces.put_in(found, roots, read_onto=map_location if read_parts else None)
     return Saved(
         path=found.path,
         model=parts[MODEL],

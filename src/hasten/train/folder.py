@@ -21,6 +21,7 @@ from hasten.train import atomic, checkpoint, manifest
 from hasten.train.background import Background
 from hasten.train.buffers import HostBuffers
 from hasten.train.lock import FolderLock
+from hasten.train.parts import Parts
 from hasten.train.settings import RunSettings
 
 CONFIG = "config.json"
@@ -111,8 +112,14 @@ class RunFolder:
         self._unlogged.append(record)
         self._write_log()
 
-    def newest(self, say: Callable[[str], None]) -> checkpoint.Saved | None:
+    def newest(
+        self, say: Callable[[str], None], *, read_parts: bool = True
+    ) -> checkpoint.Saved | None:
         """The newest whole checkpoint, loaded to the host; None where there is nothing to resume.
+
+        Args:
+            say: tells of those passed over.
+            read_parts: see :func:`hasten.train.checkpoint.load`.
 
         Raises:
             CheckpointError: there are checkpoints, but none is whole.
@@ -127,7 +134,7 @@ class RunFolder:
                 raise CheckpointError(f"{self.path} holds no whole checkpoint to resume from")
             return None
         self.last_saved = found
-        return checkpoint.load(found, map_location="cpu")
+        return checkpoint.load(found, map_location="cpu", read_parts=read_parts)
 
     @property
     def busy(self) -> bool:
@@ -159,6 +166,7 @@ class RunFolder:
         *,
         best: bool,
         wait: bool,
+        in_parts: Parts | None = None,
     ) -> Path:
         """Write a checkpoint, mark it if it is the best, and remove those no longer kept.
 
@@ -171,28 +179,39 @@ class RunFolder:
             best: whether to mark it.
             wait: False copies the tensors and writes them in the background;
                 :meth:`take_failure` tells whether that failed.
+            in_parts: see :func:`hasten.train.checkpoint.prepare`; the other processes follow it.
 
         Raises:
             CheckpointError: it cannot be written; earlier ones are as they were.
         """
-        self.settle()
+        path = self.checkpoints / checkpoint.name_of(meta["step"])
+        content = {"model": model, "training": training, "meta": meta, "in_parts": in_parts}
+        try:
+            self.settle()
+            self._begin(path, content, best=best, wait=wait)
+        except BaseException:
+            if in_parts is not None:
+                in_parts.dismiss()
+            raise
+        return path
+
+    def _begin(self, path: Path, content: dict[str, Any], *, best: bool, wait: bool) -> None:
         try:
             self._be_there()
         except CheckpointError as error:
             if wait:
                 raise
+            if content["in_parts"] is not None:
+                content["in_parts"].dismiss()
             self._best_under_way = best
             self._background.fail(error)
-            return self.checkpoints / checkpoint.name_of(meta["step"])
-        path = self.checkpoints / checkpoint.name_of(meta["step"])
-        parts: Any = {"model": model, "training": training, "meta": meta}
-        prepared = None if wait else self._copied(parts)
+            return
+        prepared = None if wait else self._copied(content)
         if prepared is None:
-            self._write(path, checkpoint.prepare(**parts), best)
+            self._write(path, checkpoint.prepare(**content), best)
         else:
             self._best_under_way = best
             self._background.start(partial(self._write, path, prepared, best))
-        return path
 
     def mark_best(self, path: Path) -> None:
         """Mark a checkpoint as the best of the run.
@@ -209,10 +228,10 @@ class RunFolder:
             self.mark_best(path)
         checkpoint.prune(self.checkpoints, self._settings.keep)
 
-    def _copied(self, parts: dict[str, Any]) -> checkpoint.Prepared | None:
+    def _copied(self, content: dict[str, Any]) -> checkpoint.Prepared | None:
         """The checkpoint with its tensors copied; None where the host has no memory for that."""
         try:
-            return checkpoint.prepare(**parts, buffers=self._buffers)
+            return checkpoint.prepare(**content, buffers=self._buffers)
         except (RuntimeError, MemoryError) as error:
             if not runtime.is_out_of_memory(error):
                 raise

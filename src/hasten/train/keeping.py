@@ -24,6 +24,7 @@ from hasten.train import world as worlds
 from hasten.train.agreement import Agreement, RankLog
 from hasten.train.folder import RunFolder
 from hasten.train.meter import BadLoss, LossMeter
+from hasten.train.parts import Helper
 from hasten.train.schedule import Every
 from hasten.train.seed import seed_everything
 from hasten.train.settings import RunSettings
@@ -32,6 +33,7 @@ from hasten.train.source import Source, close
 from hasten.train.spent import Spent
 from hasten.train.watchdog import Watchdog
 from hasten.train.window import Window
+from hasten.train.world import World
 
 _TELLING_STEPS = 50
 
@@ -138,6 +140,8 @@ class Keeper:
         )
         self._every = Every.parse(settings.checkpoint_every)
         self._writer: RunFolder | None = None
+        self._apart: World | None = None  # where checkpoints in parts are agreed on
+        self._helper: Helper | None = None
         self._metrics: dict[str, float] = {}
         self._in_restored_epoch = False
         self._began_s = self._saved_s = settings.clock()
@@ -323,7 +327,9 @@ class Keeper:
         _ = self.last_good  # it is asked for after the end, too
         if self._peeked is not None:
             close(self._peeked[1])
-        self._peeked = self._writer = None
+        if self._helper is not None:
+            self._helper.close()
+        self._peeked = self._writer = self._helper = None
         self._saving = False
         if self._rank_log is not None:
             self._rank_log.shut()

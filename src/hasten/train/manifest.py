@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ import hasten
 from hasten.errors import CheckpointError, UsageError
 
 SCHEMA = 1
+SCHEMA_IN_PARTS = 2
+"""Of a checkpoint with files of parts beside the others."""
 NAME = "checkpoint.json"
 MODEL = "model.pt"
 TRAINING = "training.pt"
@@ -23,6 +26,7 @@ LIMIT_BYTES = 16 * 2**20
 """No manifest is larger; a larger file is refused unread."""
 
 _FILES = frozenset({MODEL, TRAINING})
+_PART = re.compile(r"part-\d{5,9}\.safetensors")
 _CHECKSUM_KEY = ',\n "checksum": "'
 USE_ANOTHER = "use another copy, or an older checkpoint of the run"
 
@@ -45,6 +49,16 @@ class Manifest:
     """Version of torch that saved it."""
     files: dict[str, tuple[str, int]]
     """SHA-256 (hexadecimal) and size in bytes of each file."""
+
+    @property
+    def in_parts(self) -> list[str]:
+        """The files that hold tensors in parts, one of each process that saved."""
+        return sorted(self.files.keys() - _FILES)
+
+
+def part_name(rank: int) -> str:
+    """The file that a process writes its parts of tensors to."""
+    return f"part-{rank:05d}.safetensors"
 
 
 def read(folder: str | Path) -> Manifest:
@@ -147,10 +161,11 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} is no JSON ({error}); {USE_ANOTHER}") from error
     schema = data.get("schema")
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, SCHEMA_IN_PARTS):
         raise CheckpointError(
             f"{path} has schema {schema!r}, made by hasten {data.get('hasten')}; this is hasten "
-            f"{hasten.__version__}, which reads schema {SCHEMA}: pip install --upgrade hasten"
+            f"{hasten.__version__}, which reads schemas {SCHEMA} and {SCHEMA_IN_PARTS}: pip install"
+            " --upgrade hasten"
         )
     problem = _malformed(data)
     if problem:
@@ -161,7 +176,10 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
 def _malformed(data: dict[str, Any]) -> str | None:
     """Why a manifest with a right checksum is still not to be believed (somebody wrote it)."""
     files = data.get("files")
-    if not isinstance(files, dict) or files.keys() != _FILES:
+    others = files.keys() - _FILES if isinstance(files, dict) else set()
+    if data["schema"] == SCHEMA_IN_PARTS:
+        others = {name for name in others if not _PART.fullmatch(name)}
+    if not isinstance(files, dict) or not files.keys() >= _FILES or others:
         listed = ", ".join(files) if isinstance(files, dict) else repr(files)
         return f"it lists {listed} and not {', '.join(sorted(_FILES))}"
     for name, entry in files.items():

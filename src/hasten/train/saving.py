@@ -18,6 +18,7 @@ from hasten.train import checkpoint
 from hasten.train import state as states
 from hasten.train.folder import RunFolder
 from hasten.train.keeping import Keeper
+from hasten.train.parts import Helper, Parts
 from hasten.train.seed import fork_generators
 
 
@@ -37,6 +38,10 @@ class Saver(Keeper):
                 )
                 stack.callback(self._release)
                 self._saving = True
+                if self.strategy.in_parts:
+                    self._apart = self._apart or self.world.apart()
+                    if not self.world.is_main:
+                        self._helper = Helper(folder / checkpoint.FOLDER)
                 if self._rank_log is not None:
                     self._rank_log.open(folder)
                 if not again:
@@ -125,10 +130,16 @@ class Saver(Keeper):
         if not self._saving:
             return None
         self._settle()
-        content, writer = states.gather(self), self._writer
+        *content, tensors = states.gather(self)
+        parts = None if self._apart is None else Parts(self._apart, tensors)
+        if self._helper is not None and parts is not None:
+            self._helper.save(parts, wait=wait)
+        writer = self._writer
         path = self.world.first(
             self.world.by_main(
-                lambda: writer.save(*content, best=best, wait=wait) if writer else None
+                lambda: (
+                    writer.save(*content, best=best, wait=wait, in_parts=parts) if writer else None
+                )
             )
         )
         self._saved_step, self._saved_s = self.global_step, self.settings.clock()
@@ -140,6 +151,8 @@ class Saver(Keeper):
         if not self._saving:
             return
         self.world.by_main(self._tell_failed_save)
+        if self._helper is not None:
+            self._helper.settle()
         if self.world.any(self._best_lost):
             self.best = self._best_before  # no checkpoint holds the other
         self._best_lost = False
@@ -178,14 +191,17 @@ class Saver(Keeper):
 
     def _resume(self) -> None:
         writer = self._writer
-        saved = self.world.by_main(lambda: writer.newest(say=self.say) if writer else None)
+        read = not self.strategy.in_parts
+        saved = self.world.by_main(
+            lambda: writer.newest(say=self.say, read_parts=read) if writer else None
+        )
         path = self.world.first(saved.path if saved is not None else None)
         if path is None:
             if self.settings.resume and writer is not None:
                 writer.log.truncate_after(0, epochs=0, batches=0)
             return
         if saved is None:  # one after the other on the host, and never on another one's device
-            saved = checkpoint.load(path, map_location="cpu")
+            saved = checkpoint.load(path, map_location="cpu", read_parts=read)
         self._resumed_sources = states.apply(self, saved)
         batches = [int(position["batches"]) for position in self._resumed_sources]
         self._in_restored_epoch = any(batches)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hasten.errors import UsageError
-from hasten.train import norms
+from hasten.train import norms, pieces
 from hasten.train.precision import Precision
 from hasten.train.strategies import Strategy, from_first
 from hasten.train.world import World
@@ -35,6 +35,7 @@ class FSDP(Strategy):
 
     name = "fsdp"
     in_step = True
+    in_parts = True
 
     def __init__(self, world: World, precision: Precision, *, sync_batchnorm: bool) -> None:
         if precision.name == "float16":
@@ -97,9 +98,14 @@ class FSDP(Strategy):
         return nest
 
     def part(self, target: Any, value: Any) -> Any:
-        """See `Strategy`. It is cut where it is, on the host: the device gets its part alone."""
+        """See `Strategy`. It is cut where it is, on the host or the disk: the device gets its part
+        alone."""
         from torch.distributed.tensor import DTensor
 
+        if isinstance(value, pieces.Stored):
+            if isinstance(target, DTensor) and value.shape == target.shape:
+                return pieces.part(target, value)
+            return pieces.whole(value)
         if not isinstance(target, DTensor) or getattr(value, "shape", None) != target.shape:
             return value
         local = target.to_local()

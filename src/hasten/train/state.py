@@ -7,7 +7,7 @@ import inspect
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from hasten.devices import runtime
 from hasten.devices.runtime import autocast_dtypes
 from hasten.errors import CheckpointError, UsageError
 from hasten.observe.records import EpochRecord
-from hasten.train import weights
+from hasten.train import pieces, weights
 from hasten.train.checkpoint import Saved
 from hasten.train.precision import Precision
 from hasten.train.seed import fork_generators, rng_state, set_rng_state
@@ -33,14 +33,26 @@ if TYPE_CHECKING:
 _OWN_WAYS = ("fused", "foreach", "capturable", "differentiable")
 
 
-def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What a checkpoint holds: the first module's state, all else of training, and facts."""
+class Content(NamedTuple):
+    """What a checkpoint holds."""
+
+    model: dict[str, Any]
+    """The first module's state."""
+    training: dict[str, Any]
+    """All else of training."""
+    meta: dict[str, Any]
+    """Facts, as JSON."""
+    in_parts: dict[str, torch.Tensor]
+    """Tensors that lie in parts, by where they belong; None stands there."""
+
+
+def gather(run: Keeper) -> Content:
+    """What a checkpoint of a run holds now."""
     if not run.modules:
         raise UsageError("there is nothing to save: give the model to run.prepare(model, …)")
-    whole = run.strategy.whole
     training = {
-        "modules": [whole(weights.state_of(module)) for module in run.modules[1:]],
-        "optimizers": [whole(optimizer.state_dict()) for optimizer in run.optimizers],
+        "modules": [weights.state_of(module) for module in run.modules[1:]],
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in run.schedulers],
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "rng": rng_state(run.device),
@@ -60,7 +72,11 @@ def gather(run: Keeper) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "kinds": kinds(run),
         "config": run.settings.config,
     }
-    return whole(weights.state_of(run.modules[0])), training, meta
+    model, in_parts = weights.state_of(run.modules[0]), dict[str, torch.Tensor]()
+    if run.strategy.in_parts:
+        model = pieces.take_out(model, ("model",), in_parts)
+        training = pieces.take_out(training, ("training",), in_parts)
+    return Content(model, training, meta, in_parts)
 
 
 def kinds(run: Keeper) -> dict[str, list[str]]:

@@ -41,6 +41,8 @@ class Strategy:
     name = "single"
     in_step = False
     """Whether every forward pass needs all processes, also one without gradients."""
+    in_parts = False
+    """Whether weights lie in parts over the processes, and are saved so."""
     fixed: Precision | None = None
     """The one precision that modules compute at from when they are adopted, if it is so."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -87,30 +88,69 @@ def check(path: Path, size: int) -> None:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else None
-        if length is None or length > min(size - 8, LIMIT_HEADER_BYTES):
-            raise CheckpointError(
-                f"{path} is cut or no safetensors file: its header would be "
-                f"{'missing' if length is None else f'{length:,} bytes'} in a file of {size:,}"
-            )
-        try:
-            header = manifest.parse_json(file.read(length))
-        except ValueError as error:
-            raise CheckpointError(
-                f"{path} cannot be read as safetensors: its header is no JSON ({error}). It is cut"
-                " or altered; use another copy"
-            ) from error
-        metadata = header.get("__metadata__") if isinstance(header, dict) else None
+        found, _ = header(file, path, size)
+        metadata = found.get("__metadata__")
         if not isinstance(metadata, dict) or not {CHECKSUM, "hasten"} & metadata.keys():
             return  # of another program, which writes none
         expected = metadata.pop(CHECKSUM, None)
-        if expected != _digest(header, _pieces(file)):
+        if expected != _digest(found, _pieces(file)):
             raise CheckpointError(
                 f"{path} is cut or altered (its checksum differs); use another copy, or a"
                 f" checkpoint of the run. If it was changed on purpose, leave hasten and"
                 f" {CHECKSUM} out of its metadata"
             )
+
+
+def header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
+    """A file's header, and where the values begin; the file is left there.
+
+    Args:
+        file: open at its start.
+        path: of the file, for messages.
+        size: its bytes.
+
+    Raises:
+        CheckpointError: it is cut, or no such file.
+    """
+    head = file.read(8)
+    length = struct.unpack("<Q", head)[0] if len(head) == 8 else None
+    if length is None or length > min(size - 8, LIMIT_HEADER_BYTES):
+        raise CheckpointError(
+            f"{path} is cut or no safetensors file: its header would be "
+            f"{'missing' if length is None else f'{length:,} bytes'} in a file of {size:,}"
+        )
+    try:
+        found = manifest.parse_json(file.read(length))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors: its header is no JSON ({error}). It is cut"
+            " or altered; use another copy"
+        ) from error
+    return (found if isinstance(found, dict) else {}), 8 + length
+
+
+def entry(path: Path, name: str, said: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    """What a header says of a tensor: its dtype and shape, the first byte and that after its last.
+
+    Raises:
+        CheckpointError: it says something that cannot be.
+    """
+    said = said if isinstance(said, dict) else {}
+    shape, offsets = said.get("shape"), said.get("data_offsets")
+    dtype = next((kind for kind, word in _DTYPES.items() if word == said.get("dtype")), None)
+    if (
+        dtype is None
+        or not isinstance(shape, list)
+        or not isinstance(offsets, list)
+        or len(offsets) != 2
+        or any(type(number) is not int or number < 0 for number in (*shape, *offsets))
+        or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize
+        or offsets[0] % dtype.itemsize
+    ):
+        raise CheckpointError(
+            f"{path} says of {name} what cannot be; it is altered: use another copy"
+        )
+    return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def _digest(header: dict[str, Any], data: Iterator[Any]) -> str:

@@ -126,6 +126,19 @@ class World:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
+    def apart(self) -> World:
+        """The same processes with a group of their own: what they agree on there may happen
+        beside other agreements, in another thread."""
+        if self.size == 1:
+            return self
+        here = Place(
+            rank=self.rank,
+            size=self.size,
+            local_rank=self.local_rank,
+            local_size=self.local_size,
+        )
+        return World(here, dist.new_group(backend="gloo"))
+
     def barrier(self) -> None:
         """Wait until all processes have come here."""
         if self.size > 1:

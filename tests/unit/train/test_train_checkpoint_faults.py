@@ -95,9 +95,9 @@ def test_a_missing_file_is_named(saved: Path, name: str) -> None:
 
 
 def test_a_newer_schema_says_to_upgrade(saved: Path) -> None:
-    reseal(saved, lambda data: data.update(schema=2, hasten="9.0"))
+    reseal(saved, lambda data: data.update(schema=3, hasten="9.0"))
     message = refused(saved)
-    assert "schema 2, made by hasten 9.0" in message
+    assert "schema 3, made by hasten 9.0" in message
     assert "pip install --upgrade hasten" in message
 
 

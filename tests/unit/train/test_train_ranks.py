@@ -12,6 +12,8 @@ import pytest
 import rank_cases
 import torch
 
+from hasten.train import checkpoint, weights
+
 HERE = Path(__file__).parent
 
 
@@ -170,6 +172,19 @@ def test_one_process_goes_on_with_what_several_began(
     samples = stopped // 6 * 43 + stopped % 6 * 8
     assert batches == stopped
     assert found["order"] == alone["order"][samples:]
+
+
+def test_each_process_saves_its_own_part(several: list[dict[str, Any]]) -> None:
+    newest, _ = checkpoint.newest(several[0]["folder"] / "c/checkpoints")
+    assert newest is not None
+    stored = checkpoint.load(newest, map_location="cpu", read_parts=False)
+    assert [len(part.data) for part in stored.model["0.weight"].parts] == [4, 4]
+    assert [len(part.data) for part in stored.model["3.weight"].parts] == [2, 1]
+    moments = stored.training["optimizers"][0]["state"][0]["exp_avg"]
+    assert [len(part.data) for part in moments.parts] == [4, 4]
+    found, expected = weights.read(newest), several[0]["journeys"]["fsdp gone on"]["state"]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
