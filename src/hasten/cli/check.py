@@ -158,10 +158,10 @@ def check(
 
 
 def _read(names: list[str], format: str) -> int:  # noqa: A002
-    from hasten.script.findings import fails
+    from hasten.script.findings import fails, joined_by_loader
     from hasten.script.rules import check_paths
 
-    findings = check_paths(names)
+    findings = joined_by_loader(check_paths(names))
     status = 1 if fails(findings) else 0
     facts = {"script": " ".join(names), "steps": 0, "devices": 0, "exit": status}
     _print(findings, format, facts)

@@ -156,6 +156,11 @@ _MISMATCHES = frozenset(
 )
 
 
+# Advice on how to copy, and the faults that say of the copy at their line that it does not serve.
+_ON_COPIES = frozenset(["HST124", "HST126", "HST137", "HST139"])
+_WRONG_COPIES = frozenset(["HST103", "HST114"])
+
+
 def _exactly(one: Finding, other: Finding) -> bool:
     return one.code == other.code and _place(one) == _place(other)
 
@@ -241,4 +246,41 @@ def merge(static: Sequence[Finding], rehearsed: Sequence[Finding]) -> list[Findi
             result[close[0]] = _joined(result[close[0]], seen)
         else:
             result.append(seen)
-    return in_order(result)
+    wrong = {_place(finding) for finding in result if finding.code in _WRONG_COPIES}
+    return joined_by_loader(f for f in result if not _of_a_wrong_copy(f, wrong))
+
+
+def _of_a_wrong_copy(finding: Finding, wrong: set[tuple[str, int]]) -> bool:
+    """Whether a finding advises on a copy that should not be made at all."""
+    return finding.code in _ON_COPIES and _place(finding) in wrong
+
+
+def joined_by_loader(findings: Iterable[Finding]) -> list[Finding]:
+    """Join to each loader that does not pin the copies that do not block for nothing.
+
+    Both are mended by ``pin_memory=True`` at the loader, which HST126 names as related.
+    """
+    loaders: dict[tuple[str, int], Finding] = {}
+    others = []
+    copies = []
+    for finding in findings:
+        if finding.code == "HST124":
+            loaders[_place(finding)] = finding
+        elif finding.code == "HST126":
+            copies.append(finding)
+        else:
+            others.append(finding)
+    for copy in copies:
+        owner = next((place for place in _others(copy) if place in loaders), None)
+        if owner is None:
+            others.append(copy)
+            continue
+        loader = loaders[owner]
+        note = Related(copy.file, copy.line, "non_blocking=True has no effect here until then")
+        loaders[owner] = dataclasses.replace(
+            loader,
+            found_by=loader.found_by if loader.found_by == copy.found_by else "both",
+            count=max(loader.count, copy.count),
+            related=(*(p for p in loader.related if _place(copy) != (p.file, p.line)), note),
+        )
+    return in_order([*others, *loaders.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,20 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout is torch.strided:
         return [tensor]
     return sparse.parts(tensor) if tensor.layout in sparse.LAYOUTS else []
+
+
+_identities = itertools.count(1)
+
+
+def identity_of(tensor: torch.Tensor) -> int:
+    """A number of a tensor's memory that no other memory of the process ever has.
+
+    Addresses are of no use for that: what is freed in one step is handed out again in the next.
+    """
+    known = tensor.untyped_storage().__dict__
+    number: int = known.get("_hasten_identity") or next(_identities)
+    known["_hasten_identity"] = number
+    return number
 
 
 def version_of(tensor: torch.Tensor) -> int:

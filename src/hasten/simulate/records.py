@@ -32,7 +32,9 @@ class Copy:
     non_blocking: bool
     location: Location | None
     storage_id: int
-    """Of the source: equal for two copies of the same memory while that memory lives."""
+    """Of the source: equal for copies of the same memory, and never used for other memory."""
+    offset: int
+    """Of the source in that memory, in elements: what tells one slice of it from another."""
     version: int
     """Of the source, which in-place changes raise: equal means the same content again."""
 

@@ -14,7 +14,7 @@ from hasten.simulate import current, sparse
 from hasten.simulate.backend import on_device
 from hasten.simulate.clock import Clock, Queue
 from hasten.simulate.frames import locate, user_frame
-from hasten.simulate.host import HostMemory, version_of
+from hasten.simulate.host import HostMemory, identity_of, version_of
 from hasten.simulate.memory import Memory
 from hasten.simulate.randomness import Randomness
 from hasten.simulate.records import Copy, Event, MemoryFigures, MismatchInfo, Origin, Sync
@@ -216,7 +216,8 @@ class Session:
                 pinned=pinned,
                 non_blocking=non_blocking,
                 location=where,
-                storage_id=source.untyped_storage()._cdata,
+                storage_id=identity_of(source),
+                offset=int(source.storage_offset()),
                 version=version_of(source),
             )
         )

@@ -133,6 +133,7 @@ class Causes:
         if "index" in op and moved_at_once(here.file, here.line, expression(frames[0])):
             return _of_index(origin, here)
         found = of_own_class(named) or self._of_copy(origin, here)
+        found = found or self._of_computed(tensor, origin, here)
         found = found or of_dropped(origin, named)
         found = found or self._of_batch(tensor, origin, named, frames, here)
         found = found or self._of_part(tensor, origin, frames)
@@ -144,8 +145,21 @@ class Causes:
     def _of_module(self, tensor: torch.Tensor, here: Place) -> Cause | None:
         memory = address(tensor)
         found = self._modules.owner(tensor, lambda held: memory and address(held) == memory)
-        if found is None:
+        return None if found is None else self._of_held(tensor, found, here)
+
+    def _of_computed(
+        self, tensor: torch.Tensor, origin: Origin | None, here: Place
+    ) -> Cause | None:
+        """What a module that is still on the CPU has computed."""
+        weight = 0 if origin is None else origin.weight
+        found = self._modules.owner(tensor, lambda held: weight and address(held) == weight)
+        if found is None or found[1] == "plain":
             return None
+        return self._of_held(tensor, found, here)
+
+    def _of_held(
+        self, tensor: torch.Tensor, found: tuple[nn.Module, str, str], here: Place
+    ) -> Cause:
         module, kind, name = found
         kept = type(module).__name__
         stack = self._modules.built(module)
@@ -245,8 +259,10 @@ class Causes:
 
     def _of_copy(self, origin: Origin | None, here: Place) -> Cause | None:
         """A copy of parameters that was made before the model moved."""
-        if origin is None or not origin.parameter or not origin.stack:
+        if origin is None or not origin.weight or not origin.stack:
             return None
+        if any(not root.weight for root in origin.roots):
+            return None  # computed from data by a module that is on the CPU: no copy
         shared, moved = self._modules.shared(origin.stack)
         place, made = shared or origin.stack[-1], origin.stack[0]
         related = [(made.file, made.line, "copied here")]

@@ -173,7 +173,7 @@ class Loaders:
             use.plain += self._labour.plain
         use.operations += self._origins.calls - calls
         self._batches += 1
-        self._origins.loaded(batch, self._batches, stack)
+        self._origins.loaded(batch, self._batches, stack, use.stack)
         return batch
 
     def _device_touched(self, out: torch.Tensor, args: tuple[Any, ...]) -> None:

@@ -41,18 +41,18 @@ class Origin:
         stack: the user's places, innermost first.
         how: the function (``torch.arange``); ``DataLoader`` for what a loader gave.
         roots: the origins without inputs that it was computed from; itself where it is one.
-        parameter: whether a module's parameter went into it.
+        weight: the address of a module's parameter that went into it, 0 for none.
         batch: number of the loader's batch that it belongs to, or None.
         born: number of the call that made it.
         moved: where it was copied to the device, and whether the copy was ever used.
     """
 
-    __slots__ = ("__weakref__", "batch", "born", "how", "moved", "parameter", "roots", "stack")
+    __slots__ = ("__weakref__", "batch", "born", "how", "moved", "roots", "stack", "weight")
 
     def __init__(self, stack: Stack, how: str) -> None:
         self.stack, self.how = stack, how
         self.roots: tuple[Origin, ...] = (self,)
-        self.parameter = False
+        self.weight = 0
         self.batch: int | None = None
         self.born = 0
         self.moved: list[Moved] = []
@@ -95,6 +95,8 @@ class Origins(TorchFunctionMode):
         self.calls = 0
         self.arrived: dict[int, Stack] = {}  # device memory to where it came there
         self.batch_moves: dict[int, Stack] = {}  # where a batch's first part was moved
+        self._makers: dict[int, Place] = {}  # by batch: where its loader was made
+        self.feeds: dict[tuple[str, int], Place] = {}  # by line that moves batches: their loader
 
     def __torch_function__(
         self,
@@ -154,9 +156,9 @@ class Origins(TorchFunctionMode):
             origin.roots = tuple(roots.values())[-_ROOTS:]
             batches = [known.batch for known in inputs if known.batch is not None]
             origin.batch = batches[0] if batches else None
-        origin.parameter = any(known.parameter for known in inputs) or any(
-            isinstance(arg, torch.nn.Parameter) for arg in args
-        )
+        weights = [address(arg) for arg in args if isinstance(arg, torch.nn.Parameter)]
+        weights += [known.weight for known in inputs if known.weight]
+        origin.weight = weights[0] if weights else 0
         self._remember(out, origin)
 
     def _input(self, tensor: torch.Tensor) -> Origin | None:
@@ -180,6 +182,8 @@ class Origins(TorchFunctionMode):
             self.on_move(origin, stack[0])
         if origin.batch is not None:
             self.batch_moves.setdefault(origin.batch, stack)
+            if origin.how == "DataLoader" and origin.batch in self._makers:
+                self.feeds[stack[0].file, stack[0].line] = self._makers[origin.batch]
             while len(self.batch_moves) > _BATCHES:
                 del self.batch_moves[next(iter(self.batch_moves))]
         origin.moved.append(moved)
@@ -214,8 +218,19 @@ class Origins(TorchFunctionMode):
         """What is known of a tensor, or of the memory that it is a view of."""
         return self.of(tensor) or self._by_memory.get(address(tensor))
 
-    def loaded(self, batch: Any, number: int, stack: Stack) -> None:
-        """Mark the host tensors of a loader's batch as such."""
+    def loaded(self, batch: Any, number: int, stack: Stack, maker: Stack) -> None:
+        """Mark the host tensors of a loader's batch as such.
+
+        Args:
+            batch: what the loader gave, in any nesting.
+            number: the batch's number.
+            stack: where it was asked for.
+            maker: where the loader was made, empty where that is not known.
+        """
+        if maker:
+            self._makers[number] = maker[0]
+            while len(self._makers) > _BATCHES:
+                del self._makers[next(iter(self._makers))]
         for tensor in tensors_in((batch,)):
             origin = Origin(stack, "DataLoader")
             origin.batch = number

@@ -178,9 +178,9 @@ class Waits:
         )
 
     def _tell_copies(self, file: str, line: int, turns: list[list[Any]]) -> None:
-        sources = [{(copy.storage_id, copy.version, copy.bytes) for copy in turn} for turn in turns]
+        sources = [{_content(copy) for copy in turn} for turn in turns]
         again = set.intersection(*sources)
-        if any(size > _SMALL for _, _, size in again):
+        if any(content[-1] > _SMALL for content in again):
             self._collected.add(
                 "HST139",
                 file,
@@ -192,24 +192,38 @@ class Waits:
             )
             return
         unpinned = [c for turn in turns for c in turn if not c.pinned and c.bytes > _SMALL]
-        if unpinned and any(c.non_blocking for c in unpinned):
+        if unpinned:
+            self._tell_unpinned(file, line, unpinned, len(turns))
+
+    def _tell_unpinned(self, file: str, line: int, copies: list[Any], turns: int) -> None:
+        """Batches are pinned by their loader: its line is what wants the change, if it is known."""
+        loader = self._origins.feeds.get((file, line))
+        at = (file, line) if loader is None else loader[:2]
+        idle = any(copy.non_blocking for copy in copies)
+        if idle and loader is None:
             self._collected.add(
                 "HST126",
-                file,
-                line,
+                *at,
                 "non_blocking copies from memory that is not pinned wait all the same.",
-                fix="pin_memory=True in the DataLoader",
+                fix="pin_memory=True in the DataLoader, or tensor.pin_memory() before the copy",
                 severity="suggestion",
-                count=len(unpinned),
+                count=len(copies),
             )
-        elif unpinned:
-            self._collected.add(
-                "HST124",
-                file,
-                line,
-                f"{sum(c.bytes for c in unpinned) // len(turns):,} bytes a step are copied from "
-                "memory that is not pinned.",
-                fix="pin_memory=True in the DataLoader and non_blocking=True in the copy",
-                severity="suggestion",
-                count=len(unpinned),
-            )
+            return
+        note = "non_blocking=True has no effect here until then" if idle else "copied here"
+        self._collected.add(
+            "HST124",
+            *at,
+            f"{sum(copy.bytes for copy in copies) // turns:,} bytes a step are copied from "
+            "memory that is not pinned.",
+            fix="pin_memory=True in the DataLoader"
+            + ("" if idle else " and non_blocking=True in the copy"),
+            severity="suggestion",
+            count=len(copies),
+            related=() if loader is None else ((file, line, note),),
+        )
+
+
+def _content(copy: Any) -> tuple[int, ...]:
+    """What is equal for two copies of the same data; its bytes come last."""
+    return copy.storage_id, copy.offset, copy.version, copy.bytes

@@ -59,19 +59,21 @@ class NonBlockingUnpinned(Rule):
                 "non_blocking has no effect: the batch comes from a loader without"
                 " pin_memory.",
                 "pin_memory=True for the loader",
+                related=[(loader.origin.node, "the loader is made here")] if loader.origin else [],
             )
             for seen in file.facts.of("tensor-move")
             if seen.data["non_blocking"]
             and seen.data["to"] == "dev"
-            and _from_unpinned(seen.receiver)
+            and (loader := _unpinned_loader(seen.receiver)) is not None
         )  # fmt: skip
 
 
-def _from_unpinned(value: object) -> bool:
+def _unpinned_loader(value: object) -> Loader | None:
+    """The loader without pinned memory that a batch comes from."""
     if not isinstance(value, Tensor) or value.origin is None or value.origin.kind != "batch":
-        return False
+        return None
     loader = value.origin.owner
     if not isinstance(loader, Loader) or loader.extra.get("loose"):
-        return False
+        return None
     pin = loader.settings.get("pin_memory", Const(False))
-    return isinstance(pin, Const) and not pin.value
+    return loader if isinstance(pin, Const) and not pin.value else None
