@@ -458,3 +458,37 @@ def test_a_list_that_stands_still_is_no_growing_memory(folder: Path) -> None:
     )
     outcome, _ = run(folder, text)
     assert [(f.code, f.line) for f in outcome.findings] == [("HST122", 16)]
+
+
+TRAINING = (
+    "import torch\n"
+    "device = torch.device(DEVICE)\n"
+    "model = torch.nn.Linear(2, 1).to(device)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "def train():\n"
+    "    for step in range(8):\n"
+    "        optimizer.zero_grad()\n"
+    "        loss = model(torch.ones(1, 2, device=device)).sum()\n"
+    "        loss.backward()\n"
+    "        optimizer.step()\n"
+    "        print(loss.item())\n"
+    "if __name__ == '__main__':\n"
+    "    train()\n"
+)
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", True), ("cuda", False)])
+def test_a_script_that_stays_on_the_cpu_is_said_to_do_so(
+    folder: Path, device: str, said: bool
+) -> None:
+    outcome, _ = run(folder, TRAINING.replace("DEVICE", repr(device)))
+    assert any("put nothing on the device" in sentence for sentence in outcome.said) is said
+
+
+def test_the_call_that_starts_the_program_is_no_place_of_a_fault(folder: Path) -> None:
+    outcome, _ = run(folder, TRAINING.replace("DEVICE", "'cuda'"))
+    (wait,) = outcome.findings
+    assert (wait.code, wait.line, wait.related) == ("HST120", 11, ())
+    again = TRAINING.replace("    train()\n", "    for run in range(2):\n        train()\n")
+    outcome, _ = run(folder, again.replace("DEVICE", "'cuda'"))
+    assert [place.line for place in outcome.findings[0].related] == [14]

@@ -13,7 +13,7 @@ from hasten.script.rehearsal.modules import Modules
 from hasten.script.rehearsal.naming import Named, name_of
 from hasten.script.rehearsal.origins import Origin, Origins, address
 from hasten.script.rehearsal.partial import Left, beside, left_at
-from hasten.script.rehearsal.places import Place, Stack, Territory, expression
+from hasten.script.rehearsal.places import Place, Stack, Territory, callers, expression
 from hasten.script.rehearsal.reasons import (
     Cause,
     first_maker,
@@ -296,7 +296,7 @@ class Causes:
         if moved:
             path = named.text if named else ""
             file, line = left_at(Left(path, moved), tensor, frames)
-            related += [(p.file, p.line, "other parts are moved here") for p in moved[:2]]
+            related += _moves(moved)
         return Cause(
             "HST109",
             file,
@@ -315,7 +315,7 @@ class Causes:
         if left is None:
             return None
         file, line = left_at(left, tensor, frames)
-        related = [(p.file, p.line, "other parts are moved here") for p in left.moved[:2]]
+        related = _moves(left.moved)
         first = first_maker(origin)
         if first is not None and first.place is not None:
             related.append((first.place.file, first.place.line, "made here"))
@@ -347,6 +347,12 @@ def _moved(value: Any, target: str) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_moved(item, target) for item in value)
     return value
+
+
+def _moves(stack: Stack) -> list[tuple[str, int, str]]:
+    """Where other parts of a batch are moved, and the call that leads there."""
+    here = [(p.file, p.line, "other parts are moved here") for p in stack[:1]]
+    return here + [(p.file, p.line, "called from here") for p in callers(stack, 1)]
 
 
 def _of_index(origin: Origin | None, here: Place) -> Cause:

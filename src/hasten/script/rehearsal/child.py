@@ -98,6 +98,7 @@ class Rehearsal:
         self.ending: Ending = "finished"
         self.error = ""
         self.said: list[str] = []
+        self.clock: Any = None  # of the device, once there is one
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -119,6 +120,7 @@ class Rehearsal:
         with make.simulate(
             devices=self.request.devices, on_mismatch=self.causes.mismatch
         ) as self.simulation:
+            self.clock = self.simulation.clock
             self._install()
             self.guard.start()
             with self.origins:
@@ -266,6 +268,12 @@ class Rehearsal:
         ):
             said.append(
                 "the script made no optimizer step: what happens in a training step was not seen"
+            )
+        elif self.steps.count and not self.clock.launches:
+            said.append(
+                "the script put nothing on the device: with a GPU, too, it trains on the CPU; "
+                'take device = torch.device("cuda" if torch.cuda.is_available() else "cpu") and '
+                "move the model and each batch to it"
             )
         cut = len(self.loops.cut)
         if cut:

@@ -153,3 +153,25 @@ def _positions(code: CodeType, last: int, file: str) -> str:
             raw = linecache.getline(file, line or 0).encode()
             return raw[column:end_column].decode(errors="replace").strip()
     return ""
+
+
+def callers(stack: Stack, most: int) -> Stack:
+    """The calls that lead to the innermost place, without the one that only starts the program.
+
+    Args:
+        stack: the places, innermost first.
+        most: how many calls to return at most.
+    """
+    return tuple(place for place in stack[1 : most + 1] if not _starts_the_program(place))
+
+
+def _starts_the_program(place: Place) -> bool:
+    """Whether a place is a call such as ``main()``, outside of any loop of the file."""
+    if place.function != "<module>":
+        return False
+    module = tree(place.file)
+    loops = (ast.For, ast.AsyncFor, ast.While)
+    return module is not None and not any(
+        isinstance(node, loops) and node.lineno <= place.line <= (node.end_lineno or 0)
+        for node in ast.walk(module)
+    )

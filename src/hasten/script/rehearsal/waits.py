@@ -13,7 +13,7 @@ from hasten.script.needs import needed
 from hasten.script.rehearsal.collected import Collected
 from hasten.script.rehearsal.loops import Loop, Loops
 from hasten.script.rehearsal.origins import Origin, Origins
-from hasten.script.rehearsal.places import Place, Stack, Territory, source_line, tree
+from hasten.script.rehearsal.places import Place, Stack, Territory, callers, source_line, tree
 
 _T = torch.Tensor
 WAITS: dict[Any, str] = {
@@ -95,7 +95,7 @@ class Waits:
         mild = not torch.is_grad_enabled() or not self._territory.holds(file)
         if stack:
             wait = stack[0].file, stack[0].line, WAITS[func], mild
-            self._callers.setdefault(wait, stack[1:])
+            self._callers.setdefault(wait, callers(stack, _CALLERS))
             if not tensor.dim() and tensor.is_floating_point():
                 self._numbers.add(wait)
             for turn in self._now.values():
@@ -163,7 +163,6 @@ class Waits:
         module = tree(file)
         if not mild and wait not in self._numbers and module is not None:
             mild = needed(module, line)
-        callers = self._callers.get(wait, ())[:_CALLERS]
         times = "time" if max(counts) == 1 else "times"
         self._collected.add(
             "HST120",
@@ -174,7 +173,9 @@ class Waits:
             fix="keep the value on the device (loss.detach()) and read it every N steps",
             severity="suggestion" if mild else "warning",
             count=sum(counts),
-            related=tuple((p.file, p.line, "called from here") for p in callers),
+            related=tuple(
+                (p.file, p.line, "called from here") for p in self._callers.get(wait, ())
+            ),
         )
 
     def _tell_copies(self, file: str, line: int, turns: list[list[Any]]) -> None:
