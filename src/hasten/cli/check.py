@@ -216,7 +216,8 @@ def _rehearse(
     elif outcome.ending == "device":
         _say(f"\n{outcome.error.rstrip()}\n", format)
         _say("This is a device fault that could not be repaired; what follows was not run.", format)
-    _say(_summary(findings, f"{outcome.steps} optimizer steps rehearsed"), format)
+    stopped = "" if outcome.ending in ("finished", "enough") else ", stopped early"
+    _say(_summary(findings, f"{outcome.steps} optimizer steps rehearsed{stopped}"), format)
     return status
 
 

@@ -209,8 +209,10 @@ def _joined(static: Finding, rehearsed: Finding) -> Finding:
     places.pop(_place(static), None)
     severity = min(static.severity, rehearsed.severity, key=_RANK.__getitem__)
     message = static.message
-    if _place(rehearsed) == _place(static) and rehearsed.message not in message:
-        message = f"{message}\n{rehearsed.message}"
+    # Of a mismatch the run says why, then what it saw; the rule has said why.
+    evidence = rehearsed.message.split("\n", 1)[-1]
+    if _place(rehearsed) == _place(static) and evidence not in message:
+        message = f"{message}\n{evidence}"
     return dataclasses.replace(
         static,
         severity=severity,

@@ -88,6 +88,7 @@ def test_a_failure_of_the_scripts_own_exits_with_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "ModuleNotFoundError: No module named 'no_such_module_here'" in done.stdout
     assert "the script's own, not a device fault" in done.stdout
+    assert "nothing found (0 optimizer steps rehearsed, stopped early)" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -460,7 +460,7 @@ def test_a_list_that_stands_still_is_no_growing_memory(folder: Path) -> None:
     assert [(f.code, f.line) for f in outcome.findings] == [("HST122", 16)]
 
 
-TRAINING = (
+ON_A_DEVICE = (
     "import torch\n"
     "device = torch.device(DEVICE)\n"
     "model = torch.nn.Linear(2, 1).to(device)\n"
@@ -481,14 +481,14 @@ TRAINING = (
 def test_a_script_that_stays_on_the_cpu_is_said_to_do_so(
     folder: Path, device: str, said: bool
 ) -> None:
-    outcome, _ = run(folder, TRAINING.replace("DEVICE", repr(device)))
+    outcome, _ = run(folder, ON_A_DEVICE.replace("DEVICE", repr(device)))
     assert any("put nothing on the device" in sentence for sentence in outcome.said) is said
 
 
 def test_the_call_that_starts_the_program_is_no_place_of_a_fault(folder: Path) -> None:
-    outcome, _ = run(folder, TRAINING.replace("DEVICE", "'cuda'"))
+    outcome, _ = run(folder, ON_A_DEVICE.replace("DEVICE", "'cuda'"))
     (wait,) = outcome.findings
     assert (wait.code, wait.line, wait.related) == ("HST120", 11, ())
-    again = TRAINING.replace("    train()\n", "    for run in range(2):\n        train()\n")
+    again = ON_A_DEVICE.replace("    train()\n", "    for run in range(2):\n        train()\n")
     outcome, _ = run(folder, again.replace("DEVICE", "'cuda'"))
     assert [place.line for place in outcome.findings[0].related] == [14]

@@ -151,3 +151,11 @@ def test_what_a_rule_only_suggests_gives_way_to_what_a_run_proves_elsewhere() ->
     assert (joined.code, joined.line, joined.severity) == ("HST141", 9, "error")
     assert "HST141 at 9" in joined.message
     assert 5 in [place.line for place in joined.related]
+
+
+def test_a_joined_mismatch_gives_its_reason_once() -> None:
+    seen = Finding(
+        code="HST104", file="a.py", line=5, message="why\n`a + b` mixes", found_by="rehearsal"
+    )
+    (joined,) = merge([_finding()], [seen])
+    assert joined.message == "HST104 at 5\n`a + b` mixes"
