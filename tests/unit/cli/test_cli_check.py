@@ -41,11 +41,12 @@ def test_a_fault_is_one_finding_of_reading_and_running() -> None:
     done = check("--json", FAULTY)
     content = as_json(done)
     assert (done.returncode, content["exit"]) == (1, 1)
-    assert (content["script"], content["devices"], content["steps"]) == (str(FAULTY), 1, 6)
+    assert (content["script"], content["devices"]) == (str(FAULTY), 1)
     (finding,) = [f for f in content["findings"] if f["severity"] != "suggestion"]
     assert (finding["code"], finding["line"], finding["found_by"]) == ("HST104", 32, "both")
     assert finding.keys() >= {"name", "file", "column", "message", "fix", "count"}
-    assert finding["count"] == 6
+    # Two epochs of three steps; of all four where the machine is quick (`%` stands in the script).
+    assert finding["count"] == content["steps"] in (6, 8)
     assert "epoch 0 loss" in done.stderr  # the script's own output
 
 
