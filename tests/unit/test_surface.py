@@ -47,8 +47,8 @@ OPTIONS = {
         --channels-last --checkpoint-every --clip-norm --compile --data-dir --device --devices
         --epochs
         --image-size --json --keep --label-smoothing --log-every --lr --model --name --no-compile
-        --no-normalize --no-sync-batchnorm --normalize --num-workers --optimizer --plan
-        --precision --progress --resume --runs --schedule --seed --strategy --sync-batchnorm
+        --no-normalize --no-sync-batchnorm --normalize --num-workers --optimizer --patience
+        --plan --precision --progress --resume --runs --schedule --seed --strategy --sync-batchnorm
         --tensorboard --val-fraction --weight-decay
     """,
 }

@@ -144,6 +144,10 @@ def train(
     keep: Annotated[
         int | None, typer.Option(help="Newest checkpoints kept, beside the best. (default: 2)")
     ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="End after so many epochs without a better one. (default: never)"),
+    ] = None,
     log_every: Annotated[
         int | None, typer.Option(help="Batches between log points. (default: 50)")
     ] = None,

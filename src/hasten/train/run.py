@@ -127,7 +127,8 @@ class Run(Saver):
         return self.precision.autocast(self.device)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Count epochs from 0 (or from where the run is resumed) to ``total`` - 1.
+        """Count epochs from 0 (or from where the run is resumed) to ``total`` - 1, or until
+        ``patience`` is at its end.
 
         Between them it prints the epoch's line and saves. Ctrl-C and SIGTERM let the step finish.
 
@@ -140,11 +141,12 @@ class Run(Saver):
         if total < 1:
             raise UsageError(f"epochs={total}: at least 1")
         with self.session(total):
-            for epoch in range(self.epoch, total):
+            while self.epoch < total and not self._impatient:
                 self.begin_epoch()
-                yield epoch
+                yield self.epoch
                 self._step_what_is_owed()
                 self.end_epoch(total)
+            self._say_why_ended(total)
 
     def batches(self, loader: Iterable[Any], *, training: bool | None = None) -> Iterator[Any]:
         """The loader's batches, each on the device.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -90,12 +90,27 @@ class Saver(Keeper):
             source.batches_done = 0
         self._settle()  # whether the best so far is on the disk decides what the best is now
         best = self._note_best(record)
-        every = self._every.epochs or 1
-        if best or self.epoch % every == 0 or self.epoch == total:
-            self._write_checkpoint(best=best, wait=self.epoch == total)
+        every, ended = self._every.epochs or 1, self.epoch == total or self._impatient
+        if best or self.epoch % every == 0 or ended:
+            self._write_checkpoint(best=best, wait=ended)
         self._signals.received = self.world.most([self._signals.received or 0])[0] or None
-        if self._signals.received is not None and self.epoch < total:
+        if self._signals.received is not None and not ended:
             self._stop()
+
+    @property
+    def _impatient(self) -> bool:
+        """Whether the best epoch is further back than patience goes. The history tells, which all
+        processes have alike and each checkpoint holds."""
+        patience = self.settings.patience
+        return patience is not None and self.epoch - best_epoch(self.history) >= patience
+
+    def _say_why_ended(self, total: int) -> None:
+        if self.epoch < total and self._impatient:
+            best = best_epoch(self.history)
+            self.say(
+                f"Ended after epoch {self.epoch} of {total}: none of the last {self.epoch - best}"
+                f" was better than epoch {best} (patience {self.settings.patience})"
+            )
 
     def save(self, *, wait: bool = True) -> Path | None:
         """Save a checkpoint now; between steps, or in a loop's body after its step.
@@ -223,13 +238,26 @@ class Saver(Keeper):
         self._emit_event("resumed", str(saved.path))
 
     def _note_best(self, record: EpochRecord) -> bool:
-        if record.val_accuracy is not None:
-            value = record.val_accuracy
-        else:
-            value = -(record.loss if record.val_loss is None else record.val_loss)
+        value = worth(record)
         if math.isnan(value):
             return False
         if self.best is not None and not value > self.best[0]:
             return False
         self.best, self._best_before = (value, self.global_step), self.best
         return True
+
+
+def worth(record: EpochRecord) -> float:
+    """How well an epoch did, larger is better: its accuracy in validation, or else the loss."""
+    if record.val_accuracy is not None:
+        return record.val_accuracy
+    return -(record.loss if record.val_loss is None else record.val_loss)
+
+
+def best_epoch(history: Sequence[EpochRecord]) -> int:
+    """The first of the best epochs, counted from 1; 0 where none counts."""
+    best, top = 0, -math.inf
+    for record in history:
+        if worth(record) > top:
+            best, top = record.epoch, worth(record)
+    return best

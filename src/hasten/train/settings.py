@@ -45,6 +45,7 @@ class RunOptions(TypedDict, total=False):
     resume: bool
     checkpoint_every: str | Every | None
     keep: int
+    patience: int | None
     log_every: int
     progress: str
     stream: TextIO | None
@@ -96,6 +97,9 @@ class RunSettings:
     or ``never`` for only at the end of each epoch."""
     keep: int = 2
     """How many of the newest checkpoints are kept, beside the best."""
+    patience: int | None = None
+    """End the run after so many epochs without a better one than the best (by ``val_accuracy``, or
+    else ``val_loss``, or else the training loss); ``None`` trains all of them."""
     log_every: int = 50
     """Batches between log points; on an accelerator the loss is read back only then."""
     progress: str = "auto"
@@ -123,6 +127,10 @@ class RunSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name}={value!r}: it is a whole number of at least {least}")
+        if self.patience is not None and (type(self.patience) is not int or self.patience < 1):
+            raise UsageError(
+                f"patience={self.patience!r}: epochs without a better one, at least 1, or None"
+            )
         if self.precision not in precisions.NAMES:
             raise UsageError(
                 f"unknown precision {self.precision!r}; there are {', '.join(precisions.NAMES)}"

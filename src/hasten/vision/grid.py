@@ -50,7 +50,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 _EVERY = "every"
 _SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 _UNSET = ("none", "default")
-_OF_RUN = ("precision", "clip_norm", "checkpoint_every", "keep", "log_every")
+_OF_RUN = ("precision", "clip_norm", "checkpoint_every", "keep", "patience", "log_every")
 _WORDS = {"batch_size": "batch", "num_workers": "workers", "device": "", "data": ""}
 
 

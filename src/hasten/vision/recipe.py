@@ -96,6 +96,8 @@ class TrainSettings:
     seed: int = 0
     checkpoint_every: str = "10 min"
     keep: int = 2
+    patience: int | None = None
+    """Epochs without a better one after which the run ends; None trains all."""
     log_every: int = 50
 
     def __post_init__(self) -> None:
@@ -140,6 +142,7 @@ class TrainSettings:
             clip_norm=self.clip_norm,
             checkpoint_every=self.checkpoint_every,
             keep=self.keep,
+            patience=self.patience,
             log_every=self.log_every,
         )
         if self.channels_last not in ("auto", "on", "off"):
@@ -385,6 +388,7 @@ FREE = (
     "plan",
     "checkpoint_every",
     "keep",
+    "patience",
     "log_every",
 )
 
@@ -458,6 +462,7 @@ def _trainer(
         resume=around.resume,
         checkpoint_every=settings.checkpoint_every,
         keep=settings.keep,
+        patience=settings.patience,
         log_every=settings.log_every,
         progress=around.progress,
         stream=around.stream,

@@ -173,6 +173,14 @@ def accumulated() -> Any:
 
 
 @case
+def patience() -> Any:
+    """The accuracy stands still from some epoch on, alike for all."""
+    found = fit(loader(), epochs=40, patience=2)
+    assert found["step"] < 40 * 6
+    return found
+
+
+@case
 def unused() -> Any:
     return fit(loader(), model=Halves())
 

@@ -20,6 +20,8 @@ from hasten.train.settings import RunOptions, RunSettings
         ({"accumulate": 1.5}, "accumulate=1.5"),
         ({"accumulate": True}, "accumulate=True"),
         ({"keep": 0}, "keep=0"),
+        ({"patience": 0}, "patience=0: epochs without a better one, at least 1, or None"),
+        ({"patience": True}, "patience=True"),
         ({"log_every": -1}, "log_every=-1"),
         ({"log_every": "5"}, "log_every='5'"),
         ({"precision": "fp16"}, "unknown precision 'fp16'; there are auto, float32"),

@@ -128,6 +128,7 @@ VALUES = {
     "seed": ("0,1", (0, 1)),
     "checkpoint_every": ("never,500 steps", ("never", "500 steps")),
     "keep": ("1,2", (1, 2)),
+    "patience": ("none,3", (None, 3)),
     "log_every": ("10,100", (10, 100)),
 }
 
@@ -166,6 +167,7 @@ BAD = {
     "seed": "x",
     "checkpoint_every": "often",
     "keep": "0",
+    "patience": "0",
     "log_every": "0",
 }
 
