@@ -13,7 +13,7 @@ from hasten.feed.describe import device_tensor, on_device
 from hasten.feed.inside import Inside, alive, inside
 from hasten.feed.place import tensors
 from hasten.feed.samples import Made, Maker
-from hasten.feed.work import Beginning, said, unsendable
+from hasten.feed.work import Beginning, left_by, said, unsendable
 
 _TRIAL_S = 0.5
 
@@ -162,6 +162,12 @@ class AsGivenWork:
     def failed(self, job: Any, error: Exception) -> Watched:
         """See `Work`."""
         return Watched(Made(job[0], failure=unsendable(error)))
+
+    def left(self, job: Any, error: BaseException) -> Watched | Tried:
+        """See `Work`."""
+        if isinstance(job, Trial):
+            return Tried(None, 1.0, 0, frozenset(), changed=False, unseen=False)
+        return Watched(Made(job[0], failure=left_by(error)))
 
     def _tried(self, job: Trial) -> Tried:
         before, begin = randomness.save(), time.perf_counter()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
 _LISTS = ("samples", "imgs", "images", "files", "paths", "filenames", "file_names", "image_paths")
 """Attributes in which data sets keep their files, by the habit of torchvision and others."""
 
+_COLLATED = (torch.Tensor, int, float, str, bytes, np.ndarray, np.number, np.bool_)
 
 ON_HOST = (
     "Worker processes share no accelerator: leave samples on the host, and let "
@@ -68,6 +70,28 @@ def transform_of(dataset: Any, error: BaseException) -> str:
         elif frame.f_code.co_name in ("__call__", "forward"):
             found = objects.get(id(frame.f_locals.get("self")), found)
     return found
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; one whose __str__ raises is told by that."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+        return f"(its __str__ raised {type(second).__name__})"
+
+
+def unknown_part(sample: Any, path: str = "") -> str:
+    """What PyTorch's default collate function cannot take, and where in a sample; '' if all can."""
+    if isinstance(sample, Mapping):
+        parts = [(f"{path}[{key!r}]", value) for key, value in sample.items()]
+    elif isinstance(sample, (list, tuple)):
+        parts = [(f"{path}[{place}]", value) for place, value in enumerate(sample)]
+    elif isinstance(sample, _COLLATED):
+        return ""
+    else:
+        kind = "None" if sample is None else f"a {type(sample).__name__}"
+        return f"{kind}{' at ' + path if path else ''}"
+    return next(filter(None, (unknown_part(value, where) for where, value in parts)), "")
 
 
 def on_device(device: str) -> str:

@@ -146,7 +146,12 @@ def measure_apart(maker: Maker, count: int, batch: int, *, clock: Clock) -> Meas
         warnings.simplefilter(
             "ignore", DeprecationWarning
         )  # threads: the child starts none of them
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:  # no more processes, or no memory for one
+            os.close(reading)
+            os.close(writing)
+            return measure(maker, count, batch, clock=clock)
     if child == 0:
         _child(lambda: measure(maker, count, batch, clock=clock), writing)
     os.close(writing)

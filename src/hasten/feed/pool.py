@@ -42,6 +42,9 @@ class Work(Protocol):
     def failed(self, job: Any, error: Exception) -> Any:
         """The reply in place of one that cannot be sent."""
 
+    def left(self, job: Any, error: BaseException) -> Any:
+        """The reply where the data set's code raised SystemExit or KeyboardInterrupt."""
+
 
 class DiedError(Exception):
     """A worker process is gone. ``str()`` says what became of it, and the likely cause."""
@@ -110,7 +113,9 @@ class Pool:
         try:
             if worker.pipe in ready or worker.pipe.poll():
                 return worker.pipe.recv()
-        except (OSError, EOFError) as error:  # half a message, or memory that went with it
+        # Half a message, memory that went with its worker, or no room for another open file, which
+        # multiprocessing tells as "received 0 items of ancdata".
+        except (OSError, EOFError, RuntimeError) as error:
             self._check_dead(worker, error)
         raise self._death(worker)
 
@@ -121,7 +126,15 @@ class Pool:
             self._workers[number] = self._started(number)
 
     def close(self) -> None:
-        """End all of them: those in the middle of a job get a second for it."""
+        """End all of them: those in the middle of a job get a second for it.
+
+        In a fork of the process that started them, only the fork's ends of their pipes.
+        """
+        if self._pid != os.getpid():
+            workers, self._workers = self._workers, []
+            for worker in workers:
+                worker.pipe.close()
+            return
         with _interrupts_held_back():  # half closed, it could not be closed again
             workers, self._workers = self._workers, []
             for worker in workers:
@@ -229,7 +242,11 @@ def _main(
                 if os.getppid() != parent:
                     return
             job = pipe.recv()
-            reply = work.run(job)
+            try:
+                reply = work.run(job)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised by the data set's own code: no reason for a worker to die unexplained.
+                reply = work.left(job, error)
             try:
                 message = ForkingPickler.dumps(reply)
             except Exception as error:  # noqa: BLE001 - told by the loop

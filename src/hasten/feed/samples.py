@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     ConcatDataset,
     Subset,
@@ -17,10 +19,18 @@ from torch.utils.data import (
     default_convert,
     get_worker_info,
 )
+from torch.utils.data._utils import worker as torch_worker
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.describe import describe, device_tensor, on_device, transform_of
+from hasten.feed.describe import (
+    describe,
+    device_tensor,
+    on_device,
+    text_of,
+    transform_of,
+    unknown_part,
+)
 from hasten.feed.keys import COLLATE, mix, sample_key, sample_keys
 
 _T = TypeVar("_T")
@@ -261,7 +271,7 @@ class Maker:
         transform = transform_of(self.dataset, error)
         within = f" in its transform {transform}" if transform else ""
         kind = type(error).__name__
-        text = f"{name} of {type(self.dataset).__name__} raised {kind}{within}: {error}"
+        text = f"{name} of {type(self.dataset).__name__} raised {kind}{within}: {text_of(error)}"
         if isinstance(error, IndexError) and isinstance(index, int):
             count = len(self.dataset) if hasattr(self.dataset, "__len__") else None
             if count is not None and index < count:
@@ -273,9 +283,23 @@ class Maker:
         if self.uses:
             randomness.seed(mix(self.seed, epoch, number, COLLATE), self.uses)
         try:
-            return self.collate_fn(samples if self.batched else samples[0])
+            return self._batch_of(samples if self.batched else samples[0])
         except Exception as error:
             raise DataError(self._misfit(samples, indices, error)) from error
+
+    def _batch_of(self, given: Any) -> Any:
+        if not self.default_collate or get_worker_info() is None:
+            return self.collate_fn(given)
+        try:
+            return self.collate_fn(given)
+        except RuntimeError:
+            # In a worker it stacks into shared memory, which lazily negated or conjugated tensors,
+            # for one, do not bear. What cannot be sent either, `Work.failed` tells; quantised
+            # tensors would come without what their numbers mean.
+            if any(isinstance(x, torch.Tensor) and x.is_quantized for x in tree_leaves(given)):
+                raise
+            with outside_worker():
+                return self.collate_fn(given)
 
     def _misfit(self, samples: list[Any], indices: Sequence[Any], error: Exception) -> str:
         device = device_tensor(samples)
@@ -284,7 +308,7 @@ class Maker:
         if not self.default_collate:
             name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
             return (
-                f"collate_fn {name} raised {type(error).__name__}: {error} "
+                f"collate_fn {name} raised {type(error).__name__}: {text_of(error)} "
                 f"on the samples {short(indices)}"
             )
         for index, sample in zip(indices, samples, strict=False):
@@ -301,7 +325,24 @@ class Maker:
                     f"{index!r} is {_shape(sample)}; bring them to one shape, or give a "
                     "collate_fn that pads them"
                 )
-        return f"the samples {short(indices)} could not be collated: {error}"
+        unknown = unknown_part(samples[0])
+        if unknown:
+            return (
+                f"sample {indices[0]!r} has {unknown}, of which PyTorch's default collate function "
+                "makes no batch: return tensors, arrays, numbers, text, or dicts and lists of "
+                "those, or give a collate_fn"
+            )
+        return f"the samples {short(indices)} could not be collated: {text_of(error)}"
+
+
+@contextmanager
+def outside_worker() -> Iterator[None]:
+    """In here, `get_worker_info` gives what it gives in the loop's process."""
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = info
 
 
 def _number(index: Any) -> int:
@@ -324,6 +365,8 @@ def short(indices: Sequence[Any]) -> str:
 
 def _shape(sample: Any) -> str:
     """A sample's structure in words: ``(float32 [3, 32, 32], int)``."""
+    if isinstance(sample, torch.Tensor) and sample.is_nested:
+        return f"nested {sample.dtype}"
     if isinstance(sample, torch.Tensor):
         return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
     if isinstance(sample, dict):

@@ -13,7 +13,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.describe import ON_HOST, device_tensor, on_device
+from hasten.feed.describe import ON_HOST, device_tensor, on_device, text_of
 from hasten.feed.keys import WORKERS, mix
 from hasten.feed.samples import Made, Maker
 
@@ -103,6 +103,10 @@ class MapWork:
         """See `Work`."""
         return Made(job[1], failure=unsendable(error))
 
+    def left(self, job: tuple[int, int, Any], error: BaseException) -> Made:
+        """See `Work`."""
+        return Made(job[1], failure=left_by(error))
+
 
 @dataclass(slots=True)
 class Piece:
@@ -180,6 +184,10 @@ class StreamWork:
         """See `Work`."""
         return Piece(failure=unsendable(error))
 
+    def left(self, job: StreamJob, error: BaseException) -> Piece:
+        """See `Work`."""
+        return Piece(failure=left_by(error))
+
     def _next(self) -> Piece:
         size = self._batch_size or 1
         samples = list(islice(self._samples, size)) if self._samples is not None else []
@@ -203,7 +211,9 @@ def init_failure(function: Callable[[int], None], worker: int, error: Exception)
 
 def said(error: Exception) -> str:
     """An error of a worker process in one line."""
-    text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+    text = text_of(error)
+    if not isinstance(error, DataError):
+        text = f"{type(error).__name__}: {text}"
     if "Cannot re-initialize" in text:
         text += f". {ON_HOST}"
     return text
@@ -215,5 +225,15 @@ def unsendable(error: Exception) -> tuple[str, str]:
         f"a batch cannot be sent from a worker process ({type(error).__name__}: {error}); return "
         "what can be pickled (tensors, arrays, numbers, text, and containers of those), or use "
         "num_workers=0"
+    )
+    return text, traceback.format_exc()
+
+
+def left_by(error: BaseException) -> tuple[str, str]:
+    """(message, traceback) where code of the data set wanted to end the process."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = (
+        f"the data set raised {type(error).__name__} in a worker process (at {frame.filename}:"
+        f"{frame.lineno}), which would end it: raise another error there (ValueError, say)"
     )
     return text, traceback.format_exc()

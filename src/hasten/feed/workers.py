@@ -137,11 +137,16 @@ def start_pool(options: Options, workers: int, work: Work, each: int, niceness: 
     """Worker processes, as the options want them started.
 
     Raises:
-        UsageError: the data set cannot be sent to them.
+        UsageError: the data set cannot be sent to them, or there can be no more processes.
     """
     context = options.multiprocessing_context
     try:
         return Pool(workers, work, context=context, jobs_each=each, niceness=niceness)
+    except BlockingIOError as error:  # EAGAIN of fork
+        raise UsageError(
+            f"no more processes can be started ({error.strerror}), and {workers} workers were to "
+            "be: use fewer num_workers, or raise the limit (`ulimit -u`, pids of the container)"
+        ) from error
     except Exception as error:
         if "pickl" in f"{type(error).__name__} {error}".lower():
             raise _unpicklable(error, options.dataset) from error

@@ -151,12 +151,13 @@ class Event:
         self.enable_timing = enable_timing
         self.time_s: float | None = None
         self._index = 0
+        self._session: object = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Record behind the work of a stream, the current one by default."""
         session = current.require()
         queue = session.queue(current.thread.device) if stream is None else stream._queue
-        self._index = queue.index
+        self._index, self._session = queue.index, session
         self.time_s = max(queue.done_s, session.clock.host_s)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -169,8 +170,8 @@ class Event:
         return self.time_s is None or _reached(self.time_s)
 
     def synchronize(self) -> None:
-        """Let the host wait for it."""
-        if self.time_s is not None:
+        """Let the host wait for it; nothing to wait for once its simulation has ended."""
+        if self.time_s is not None and self._session is current.session is not None:
             current.require().wait_for(self.time_s, "event", self._index)
 
     def elapsed_time(self, end_event: Event) -> float:

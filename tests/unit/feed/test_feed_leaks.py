@@ -20,6 +20,7 @@ import feed_datasets as kinds
 import pytest
 
 from hasten.feed import Loader
+from hasten.feed.pool import Pool
 
 PLANS = ["threads", "processes"]
 
@@ -32,16 +33,50 @@ def _busy() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def no_shared_memory_left() -> Any:
-    before = _shared_memory()
+def no_shared_memory_left(monkeypatch: pytest.MonkeyPatch) -> Any:
+    _started.clear()
+    started = Pool._started
+
+    def noting(pool: Pool, number: int) -> Any:
+        worker = started(pool, number)
+        _started.add(worker.process.pid)
+        return worker
+
+    monkeypatch.setattr(Pool, "_started", noting)
     yield
     gc.collect()
-    assert _shared_memory() <= before
+    assert not _shared_memory()
 
 
 def _shared_memory() -> set[str]:
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.glob("torch_*")} if folder.is_dir() else set()
+    """Segments, named torch_PID_…, of this process and its workers: others have theirs too."""
+    found = set()
+    for path in Path("/dev/shm").glob("torch_*_*"):
+        try:
+            ours = path.stat().st_uid == os.getuid()
+        except OSError:  # gone meanwhile
+            continue
+        pid = int(path.name.split("_")[1])
+        if ours and (pid == os.getpid() or pid in _started):
+            found.add(path.name)
+    return found
+
+
+_started: set[int] = set()
+"""Of worker processes, as they were started in this test."""
+
+
+def test_segments_of_this_process_are_seen_and_those_of_others_are_not() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    planted = [Path(f"/dev/shm/torch_{pid}_leak_test") for pid in (os.getpid(), os.getppid())]
+    try:
+        for path in planted:
+            path.touch()
+        assert _shared_memory() == {planted[0].name}
+    finally:
+        for path in planted:
+            path.unlink()
 
 
 @pytest.mark.parametrize("plan", PLANS)
