@@ -27,6 +27,7 @@ from hasten.errors import DataError
 
 _LOOK_S = 1.0  # how often a worker looks whether the main process is still there
 _GRACE_S = 1.0  # for a worker to end the batch that it is making, when it is told to stop
+_LEAVING_S = 10.0  # for a process that has closed its pipe to end, on a busy machine
 _PIPE_BYTES = 32 << 10  # half of the smallest buffer of a pipe
 
 
@@ -49,8 +50,9 @@ class Work(Protocol):
 class DiedError(Exception):
     """A worker process is gone. ``str()`` says what became of it, and the likely cause."""
 
-    def __init__(self, pid: int, exitcode: int | None) -> None:
-        super().__init__(_obituary(pid, exitcode))
+    def __init__(self, pid: int, exitcode: int | None, *, imported: bool = False) -> None:
+        """`imported`: it had to import the script, and has never answered."""
+        super().__init__(_NOT_BEGUN.format(pid) if imported else _obituary(pid, exitcode))
 
 
 class Pool:
@@ -112,7 +114,9 @@ class Pool:
             raise TimeoutError
         try:
             if worker.pipe in ready or worker.pipe.poll():
-                return worker.pipe.recv()
+                reply = worker.pipe.recv()
+                worker.begun = True
+                return reply
         # Half a message, memory that went with its worker, or no room for another open file, which
         # multiprocessing tells as "received 0 items of ancdata".
         except (OSError, EOFError, RuntimeError) as error:
@@ -182,7 +186,8 @@ class Pool:
         return worker
 
     def _check_dead(self, worker: _Worker, error: Exception) -> None:
-        worker.process.join(_GRACE_S)
+        closed = isinstance(error, (EOFError, ConnectionResetError))  # it is on its way out
+        worker.process.join(_LEAVING_S if closed else _GRACE_S)
         if worker.process.exitcode is None:
             raise DataError(
                 f"a batch from worker process {worker.process.pid} could not be opened: {error!r}. "
@@ -192,7 +197,8 @@ class Pool:
 
     def _death(self, worker: _Worker) -> DiedError:
         worker.process.join(_GRACE_S)  # its exit status may take a moment
-        return DiedError(worker.process.pid, worker.process.exitcode)
+        imported = self._context.get_start_method() != "fork" and not worker.begun
+        return DiedError(worker.process.pid, worker.process.exitcode, imported=imported)
 
     @staticmethod
     def _end(worker: _Worker) -> None:
@@ -211,6 +217,7 @@ class _Worker:
     def __init__(self, process: Any, pipe: Any) -> None:
         self.process = process
         self.pipe = pipe
+        self.begun = False
 
 
 _mine: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -327,6 +334,11 @@ def _obituary(pid: int, exitcode: int | None) -> str:
     return f"worker process {pid} ended with exit status {exitcode}. {_CRASH}"
 
 
+_NOT_BEGUN = (
+    "worker process {} ended before its first batch. Processes that are not forked import the "
+    'script anew: put what it does under `if __name__ == "__main__":`, and define data sets and '
+    "functions in a file (what is typed into a notebook cannot be imported)"
+)
 _CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
 _LIKELY = {
     "SIGKILL": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -181,3 +182,22 @@ def test_batches_on_their_way_when_a_simulation_ends_are_dropped_quietly() -> No
         next(placed)
         assert runtime.accelerator() is not None
     placed.close()  # raised "there is no accelerator here"
+
+
+_UNGUARDED = """
+import torch
+from hasten.feed import Loader
+for batch in Loader(range(12), 4, num_workers=1, multiprocessing_context="spawn"):
+    pass
+"""
+
+
+def test_a_script_that_is_imported_anew_by_its_workers_is_told_of_the_guard(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(_UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "before its first batch" in done.stderr.splitlines()[-1]
+    assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
