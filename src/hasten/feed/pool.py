@@ -197,8 +197,10 @@ class Pool:
 
     def _death(self, worker: _Worker) -> DiedError:
         worker.process.join(_GRACE_S)  # its exit status may take a moment
-        imported = self._context.get_start_method() != "fork" and not worker.begun
-        return DiedError(worker.process.pid, worker.process.exitcode, imported=imported)
+        exitcode = worker.process.exitcode
+        forked = self._context.get_start_method() == "fork"
+        imported = exitcode == 1 and not forked and not worker.begun  # 1: an error got out
+        return DiedError(worker.process.pid, exitcode, imported=imported)
 
     @staticmethod
     def _end(worker: _Worker) -> None:
