@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,3 +165,44 @@ def test_no_thread_where_it_is_off() -> None:
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="hang_"):
         trainer(**options)
+
+
+def test_of_two_ranks_the_one_that_hangs_is_named_while_it_does(tmp_path: Path) -> None:
+    """A launcher's two processes: the second one sleeps until the first has said so."""
+    log = tmp_path / "said.txt"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    script = str(Path(__file__).with_name("rank_hang.py"))
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, *launcher, script, str(tmp_path)],
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while not named(log.read_text(errors="replace")):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            (tmp_path / "awake").touch()
+            assert process.wait(120) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+    text = log.read_text()
+    # A busy machine may be told of sooner; what counts is what is said of this hang.
+    first = next(part for part in text.split("Rank 0 of 2 (process ") if named(part))
+    assert "It waits for the other ranks in " in first.splitlines()[1]
+    absent = next(line for line in first.splitlines() if "has not come" in line)
+    assert absent.lstrip().startswith("Rank 1 of 2 (process ")
+    assert "after step 9" in absent
+    assert "rank_hang.py" in absent and "in asleep" in absent
+    second = text.split("Rank 1 of 2 (process ")
+    assert any("hangs" in part and "rank_hang.py" in part and "asleep" in part for part in second)
+
+
+def named(text: str) -> bool:
+    """Whether the first rank has told of the second, and the second of itself."""
+    first = [part for part in text.split("Rank 0 of 2 (process ") if " hangs: " in part]
+    return any("has not come" in part and "in asleep" in part for part in first)
