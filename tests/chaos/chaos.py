@@ -26,115 +26,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import chaos_ranks
+from chaos_trial import EPOCHS, Child, Lost, Trial, until
+
 SEED = 20261130
-# One thread: sums in one order are the same bits, and a fork has no threads to miss.
-EPOCHS = 2
-_WORDS = (
-    f"--device cpu --precision float32 --channels-last off --num-workers 0 --epochs {EPOCHS}"
-    " --batch-size 32 --progress plain --model lesson --image-size 16 --val-fraction 0.5"
-)
-SETTINGS = (*_WORDS.split(), "--checkpoint-every", "4 steps", "--log-every", "5")
 _DISK_BYTES = 24 * 2**20
-_LONGEST_S = 120.0
-
-
-@dataclass
-class Child:
-    """A run in a process of its own."""
-
-    pid: int
-    log: Path
-    status: int | None = None
-
-    def ended(self) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-        return self.status is not None
-
-    def wait(self) -> int:
-        until = time.monotonic() + _LONGEST_S
-        while not self.ended():
-            if time.monotonic() > until:
-                self.send(signal.SIGKILL)
-                raise Lost(f"it did not end within {_LONGEST_S:.0f} s")
-            time.sleep(0.005)
-        assert self.status is not None
-        return self.status
-
-    def send(self, number: int) -> None:
-        if not self.ended():
-            os.kill(self.pid, number)
-
-
-class Lost(Exception):
-    """Something was lost."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What a fault is given."""
-
-    number: int
-    chance: random.Random
-    place: Path
-    """Of the trial; on a small disk of its own if the fault needs one."""
-    folder: Path
-    """Of the run."""
-    seconds: float
-    """That a run takes from its beginning to its end."""
-
-    def start(self, *words: str, before: Callable[[], None] = lambda: None) -> Child:
-        return start((*words, "--runs", str(self.place)), self.place.parent / "log.txt", before)
-
-    def begin(self, before: Callable[[], None] = lambda: None) -> Child:
-        """Start the run, and wait until it is in its folder."""
-        child = self.start(*SETTINGS, "--name", self.folder.name, before=before)
-        until(child, lambda: (self.folder / "config.json").exists())
-        return child
-
-    def moment(self, child: Child) -> None:
-        """Let a part of the run pass."""
-        end = time.monotonic() + self.chance.uniform(0.0, self.seconds)
-        while time.monotonic() < end and not child.ended():
-            time.sleep(0.001)
-
-
-def until(child: Child, true: Callable[[], bool]) -> None:
-    while not true() and not child.ended():
-        time.sleep(0.0005)
-
-
-def start(words: tuple[str, ...], log: Path, before: Callable[[], None]) -> Child:
-    """Run `hasten train` in a fork of this process."""
-    pid = os.fork()
-    if pid:
-        return Child(pid, log)
-    status = 70
-    try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        before()
-        from hasten.cli.app import main
-
-        try:
-            main(["train", *words])
-        except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 1
-        sys.stdout.flush()
-    except BaseException:  # noqa: BLE001  (of a process that ends here, whatever it is)
-        traceback.print_exc()
-    finally:
-        os._exit(status)
 
 
 # --- the faults --------------------------------------------------------------------------------
@@ -315,6 +216,8 @@ class Fault:
     """Needs a small disk of its own, which only root can make."""
     spares: bool = True
     """Whether what was saved before must still be whole after it."""
+    ranks: bool = False
+    """Strikes a run of two ranks."""
 
 
 FAULTS = (
@@ -332,6 +235,12 @@ FAULTS = (
     Fault(name="file cut or altered", act=damaged, spares=False),
     Fault(name="two runs in a folder", act=two_runs),
     Fault(name="clock jumps", act=clock_jumps),
+    Fault(name="ranks: kill -9 of one", act=chaos_ranks.struck(signal.SIGKILL), ranks=True),
+    Fault(name="ranks: kill -9 while saving", act=chaos_ranks.killed_while_saving, ranks=True),
+    Fault(name="ranks: kill -9 in validation", act=chaos_ranks.killed_while_validating, ranks=True),
+    Fault(name="ranks: SIGTERM to one", act=chaos_ranks.struck(signal.SIGTERM), ranks=True),
+    Fault(name="ranks: SIGTERM to the launcher", act=chaos_ranks.launcher_told, ranks=True),
+    Fault(name="ranks: kill -9 of all", act=chaos_ranks.all_killed, ranks=True),
 )
 
 
@@ -402,11 +311,12 @@ def disk(place: Path, *, own: bool) -> Iterator[bool]:
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def one(number: int, seed: int, root: Path, expected: bytes, seconds: float, only: str) -> str:
+def one(number: int, seed: int, root: Path, whole: dict[bool, Whole], only: str) -> str:
     """A trial; gives the fault's name, or raises what was lost."""
     chance = random.Random(f"{seed} {number}")
     faults = [fault for fault in FAULTS if only in fault.name]
     fault = faults[number % len(faults)]
+    undisturbed = whole[fault.ranks]
     top = root / f"trial-{number}"
     with disk(top / "runs", own=fault.own_disk) as own:
         if fault.own_disk and not own:
@@ -416,7 +326,8 @@ def one(number: int, seed: int, root: Path, expected: bytes, seconds: float, onl
             chance=chance,
             place=top / "runs",
             folder=top / "runs" / "run",
-            seconds=seconds,
+            seconds=undisturbed.seconds,
+            launcher=chaos_ranks.launch if fault.ranks else None,
         )
         child = fault.act(trial)
         child.wait()
@@ -437,7 +348,7 @@ def one(number: int, seed: int, root: Path, expected: bytes, seconds: float, onl
             if newest_step(trial.folder) < before:
                 raise Lost(f"the checkpoint of step {before} is gone")
             again += 1
-        if weights(trial.folder) != expected:
+        if weights(trial.folder) != undisturbed.weights:
             raise Lost("the final weights differ")
     return fault.name
 
@@ -454,10 +365,20 @@ def is_over(folder: Path) -> bool:
     return epochs_saved(folder) == EPOCHS
 
 
-def warm(root: Path) -> tuple[bytes, float]:
-    """Import all that a run needs, and train the run that nothing happens to."""
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """The run that nothing happens to."""
+
+    weights: bytes
+    seconds: float
+
+
+def warm() -> None:
+    """Import all that a run needs."""
     import sklearn.datasets
     import torch
+    import torch.distributed.fsdp
+    import torch.distributed.run
 
     import hasten.cli.app
     import hasten.observe.report
@@ -466,19 +387,24 @@ def warm(root: Path) -> tuple[bytes, float]:
 
     torch.set_num_threads(1)
     sklearn.datasets.load_digits()
+
+
+def undisturbed(root: Path, *, ranks: bool) -> Whole:
+    top = root / ("whole-ranks" if ranks else "whole")
     trial = Trial(
         number=-1,
         chance=random.Random(0),
-        place=root / "whole",
-        folder=root / "whole" / "run",
+        place=top / "runs",
+        folder=top / "runs" / "run",
         seconds=0.0,
+        launcher=chaos_ranks.launch if ranks else None,
     )
-    trial.place.mkdir()
+    trial.place.mkdir(parents=True)
     child = trial.begin()
     since = time.monotonic()
     if child.wait() != 0:
         raise SystemExit(f"the undisturbed run failed:\n{child.log.read_text()}")
-    return weights(trial.folder), time.monotonic() - since
+    return Whole(weights=weights(trial.folder), seconds=time.monotonic() - since)
 
 
 def run(
@@ -500,7 +426,9 @@ def run(
         seconds: begins no trial after so long.
         root: an empty folder to work in.
     """
-    expected, length = warm(root)
+    faults = [fault for fault in FAULTS if only in fault.name]
+    warm()
+    whole = {ranks: undisturbed(root, ranks=ranks) for ranks in {each.ranks for each in faults}}
     began = time.monotonic()
     workers = []
     for job in range(jobs):
@@ -515,7 +443,7 @@ def run(
                     if seconds is not None and time.monotonic() - began > seconds:
                         break
                     try:
-                        name, lost = one(number, seed, root, expected, length, only), None
+                        name, lost = one(number, seed, root, whole, only), None
                     except Exception as error:  # noqa: BLE001  (it is counted and told)
                         name, lost = "", f"{type(error).__name__}: {error}"
                         log = root / f"trial-{number}" / "log.txt"
@@ -531,7 +459,6 @@ def run(
         os.waitpid(pid, 0)
     survived: Counter[str] = Counter()
     lost_ones = []
-    faults = [fault for fault in FAULTS if only in fault.name]
     for job in range(jobs):
         for line in (root / f"results-{job}.jsonl").read_text().splitlines():
             number, name, lost = json.loads(line)

@@ -322,6 +322,8 @@ def join(device: torch.device, *, alone: bool = False) -> World:
         options["store"] = torch._C._distributed_c10d.FileStore(
             f"{os.environ[launch.STORE]}-{again}", here.size
         )
+    elif restarted() and here.local_size == here.size:
+        options["store"] = _fresh_store(here)
     else:
         slurm.tell_where_to_meet()
     try:
@@ -333,6 +335,23 @@ def join(device: torch.device, *, alone: bool = False) -> World:
     if own is not None:
         _refuse_shared(_joined, device)
     return _joined
+
+
+def _fresh_store(here: Place) -> Any:
+    """Where processes that torchrun has started anew meet.
+
+    Its store outlives them (PyTorch 2.13), and holds the addresses of those that are gone: by them
+    the new ones would look for each other in vain. On one machine all know the count of starts;
+    launchers of several count each for itself.
+    """
+    found: Any = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        _number(os.environ, "MASTER_PORT", 0),
+        here.size,
+        is_master=here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        multi_tenant=True,
+    )
+    return dist.PrefixStore(f"hasten-{os.environ['TORCHELASTIC_RESTART_COUNT']}", found)
 
 
 def _adopted(here: Place) -> World:

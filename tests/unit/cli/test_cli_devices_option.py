@@ -77,6 +77,47 @@ def test_two_processes_train_on_loopback_alone_and_stop_at_ctrl_c(tmp_path: Path
     assert "Epoch [1/2000]" in (tmp_path / "run" / "ranks" / "rank-1.log").read_text()
 
 
+@pytest.mark.parametrize(("number", "who"), [("SIGTERM", "launcher"), ("SIGUSR1", "rank")])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_notice_ends_it_with_75_when_it_has_saved(tmp_path: Path, number: str, who: str) -> None:
+    options = "--devices 2 --epochs 2000 --precision float32 --channels-last off --progress off"
+    command = [sys.executable, "-m", "hasten", "train", *options.split()]
+    process = subprocess.Popen(
+        [*command, "--runs", str(tmp_path), "--name", "run"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
+    )
+    log = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and '"epoch"' in log.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    told_one = process.pid if who == "launcher" else max(children(process.pid))
+    os.kill(told_one, getattr(signal, number))
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 75, told
+    assert f"stopped by {number}" in told
+    assert "Traceback" not in told
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_wrong_use_that_the_processes_find_ends_it_with_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hasten", "train", str(tmp_path / "nowhere"), "--devices", "2"]
+    done = subprocess.run(
+        [*command, "--runs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.count(f"there is no folder {tmp_path / 'nowhere'}") == 1
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [

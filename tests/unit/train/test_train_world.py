@@ -189,3 +189,21 @@ def test_a_lost_process_is_told_from_other_failures() -> None:
         raise lost
     with pytest.raises(ValueError, match="other"), world.reaching():
         raise ValueError("other")
+
+
+def test_processes_started_anew_do_not_find_what_those_before_them_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun's store outlives its processes: by stale addresses they looked for the dead."""
+    kept = torch.distributed.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port)}
+    for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    here = Place(rank=0, size=2, local_rank=0, local_size=2, launched=True)
+    kept.set("address", "of a process that is gone")
+    for count in ("1", "2"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        fresh = worlds._fresh_store(here)
+        assert not fresh.check(["address"])
+        fresh.set("address", count)
+        assert worlds._fresh_store(here).get("address") == count.encode()
