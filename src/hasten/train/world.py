@@ -344,14 +344,15 @@ def _fresh_store(here: Place) -> Any:
     the new ones would look for each other in vain. On one machine all know the count of starts;
     launchers of several count each for itself.
     """
-    found: Any = dist.TCPStore(
+    stores: Any = torch._C._distributed_c10d
+    found = stores.TCPStore(
         os.environ["MASTER_ADDR"],
         _number(os.environ, "MASTER_PORT", 0),
         here.size,
         is_master=here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         multi_tenant=True,
     )
-    return dist.PrefixStore(f"hasten-{os.environ['TORCHELASTIC_RESTART_COUNT']}", found)
+    return stores.PrefixStore(f"hasten-{os.environ['TORCHELASTIC_RESTART_COUNT']}", found)
 
 
 def _adopted(here: Place) -> World:

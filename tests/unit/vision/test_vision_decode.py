@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
 from hasten.errors import DataError, UsageError
 from hasten.vision import decode as decoding
@@ -402,6 +402,25 @@ def test_bombs_are_refused_before_decoding(data: bytes, monkeypatch) -> None:
         with pytest.raises(ImageError, match="bomb"):
             decode(data)
     assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_a_bomb_in_tiff_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header may lie anywhere, so that Pillow has to open it first."""
+    data = stored(PICTURE, "TIFF")
+    at = struct.unpack("<I", data[4:8])[0]
+    tags = {256: 60000, 257: 60000}  # width, height
+    bomb = bytearray(data)
+    for place in range(at + 2, at + 2 + 12 * struct.unpack("<H", data[at : at + 2])[0], 12):
+        tag = struct.unpack("<H", data[place : place + 2])[0]
+        if tag in tags:
+            bomb[place + 2 : place + 12] = struct.pack("<HII", 4, 1, tags[tag])
+
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("decoded a bomb")
+
+    monkeypatch.setattr(TiffImagePlugin.TiffImageFile, "load", never)
+    with pytest.raises(ImageError, match="60000x60000 pixels"):
+        decode(bytes(bomb))
 
 
 def test_the_limit_of_pixels_is_ours() -> None:
