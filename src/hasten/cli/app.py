@@ -91,7 +91,8 @@ def _run(arguments: list[str] | None) -> int:
     except Interrupted as stop:  # asked for, and nothing is lost: no error
         return stop.exit_status if _rank() else _say(str(stop), stop.exit_status)
     except HastenError as error:
-        if getattr(error, "silent", False):  # another process has told it
+        world = sys.modules.get("hasten.train.world")
+        if world is not None and world.tell_failure(error):
             return error.exit_status
         rank = _rank()
         where = f"rank {rank}: " if rank else ""

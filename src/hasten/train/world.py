@@ -20,7 +20,8 @@ import torch.distributed as dist
 from hasten import devices
 from hasten.devices import runtime
 from hasten.errors import HastenError, UsageError
-from hasten.train import launch, slurm
+from hasten.train import failing, launch, slurm
+from hasten.train.failing import lost_a_peer
 
 T = TypeVar("T")
 
@@ -93,7 +94,11 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 def restarted(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher has started the processes anew, because one of them had failed."""
-    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    return _starts(environment) not in ("", "0")
+
+
+def _starts(environment: Mapping[str, str] = os.environ) -> str:
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 class ElsewhereError(HastenError):
@@ -101,9 +106,11 @@ class ElsewhereError(HastenError):
 
     Attributes:
         silent: whether there is nothing to tell: the first process tells it.
+        told: the others are not told of what came of another one's error.
     """
 
     silent = False
+    told = True
 
 
 class World:
@@ -219,6 +226,8 @@ class World:
         if not self.any(error is not None):
             return
         told = self.gather(None if error is None else _told(error))
+        if error is not None:
+            error.told = True  # type: ignore[attr-defined]  # the others know already
         failed = [(rank, said) for rank, said in enumerate(told) if said is not None]
         if failed and error is None:
             rank, (text, status) = failed[0]
@@ -258,9 +267,12 @@ class World:
         except RuntimeError as error:
             if self.size == 1 or not lost_a_peer(error):
                 raise
+            told = failing.found(self.size)
             failure = ElsewhereError(
-                f"rank {self.rank} lost its connection to the others: one of them has ended; what"
-                " it said is on its standard error, or in the run's folder ranks/"
+                f"rank {told[0]} failed: {told[1]}"
+                if told is not None
+                else f"rank {self.rank} lost its connection to the others: one of them has ended;"
+                " what it said is on its standard error, or in the run's folder ranks/"
             )
             failure.silent = not self.is_main
             raise failure from error
@@ -272,19 +284,13 @@ class World:
         return found
 
 
-def lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another process is gone or does not answer."""
-    if isinstance(error, dist.DistError):
-        return True
-    return "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
-
-
 def _told(error: BaseException) -> tuple[str, int]:
     return str(error) or type(error).__name__, getattr(error, "exit_status", 1)
 
 
 ALONE = World(Place())
 _joined: World | None = None
+_end_watch: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def join(device: torch.device, *, alone: bool = False) -> World:
@@ -299,7 +305,7 @@ def join(device: torch.device, *, alone: bool = False) -> World:
     Raises:
         UsageError: two processes of a machine would share a device, or the group cannot be made.
     """
-    global _joined  # a process has one process group, and so one world
+    global _joined, _end_watch  # a process has one process group, and so one world
     if _joined is not None and dist.is_initialized() and (alone or _joined.size > 1):
         return _joined
     here = place()
@@ -318,20 +324,28 @@ def join(device: torch.device, *, alone: bool = False) -> World:
     if here.size == 1:
         options["store"] = torch._C._distributed_c10d.HashStore()
     elif launch.STORE in os.environ:  # each start of the processes meets anew
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         options["store"] = torch._C._distributed_c10d.FileStore(
-            f"{os.environ[launch.STORE]}-{again}", here.size
+            f"{os.environ[launch.STORE]}-{_starts()}", here.size
         )
     elif restarted() and here.local_size == here.size:
         options["store"] = _fresh_store(here)
     else:
         slurm.tell_where_to_meet()
     try:
+        if "store" not in options and here.local_size == here.size and restarted():
+            from torch.distributed.rendezvous import rendezvous as meet
+
+            # torchrun lets them meet where they met before, and find the addresses of the dead.
+            # Not so between machines: their launchers count the starts differently.
+            store, _, _ = next(meet("env://", here.rank, here.size))
+            options["store"] = torch._C._distributed_c10d.PrefixStore(f"hasten/{_starts()}", store)
         dist.init_process_group(**options)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the {here.size} processes did not find each other: {error}") from error
     atexit.register(leave)
     _joined = World(here)
+    if here.size > 1:
+        _end_watch = failing.watch(here.rank, here.size)
     if own is not None:
         _refuse_shared(_joined, device)
     return _joined
@@ -357,7 +371,7 @@ def _fresh_store(here: Place) -> Any:
 
 def _adopted(here: Place) -> World:
     """The world of a process group that the script has made itself."""
-    global _joined
+    global _joined, _end_watch
     size = dist.get_world_size()
     seen = Place(
         rank=dist.get_rank(),
@@ -367,16 +381,30 @@ def _adopted(here: Place) -> World:
     )
     on_host = "gloo" in dist.get_backend_config()
     _joined = World(seen, None if on_host else dist.new_group(backend="gloo"))
+    if size > 1:
+        _end_watch = failing.watch(seen.rank, size)
     return _joined
 
 
 def leave() -> None:
     """Give up the process group that :func:`join` made; again is harmless."""
     global _joined
+    _end_watch()
     if _joined is not None and dist.is_initialized():
         with suppress(RuntimeError):  # the others may have gone
             dist.destroy_process_group()
     _joined = None
+
+
+def tell_failure(error: BaseException) -> bool:
+    """Tell the other processes, if there are any, of an error that is going to end this one.
+
+    Returns:
+        Whether there is nothing to say here, for the first process says the same.
+    """
+    if _joined is None or _joined.size == 1:
+        return bool(getattr(error, "silent", False))
+    return failing.tell(_joined.rank, _joined.size, error)
 
 
 def device_for(spec: str | torch.device | int | None) -> torch.device:
