@@ -17,11 +17,12 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def _train(folder: Path, cache: Path, **settings: object) -> Path:
     from hasten.vision import recipe
+    from hasten.vision.settings import TrainSettings
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HASTEN_CACHE_DIR", str(cache))
         recipe.train(
-            recipe.TrainSettings(epochs=1, device="cpu", num_workers=0, **settings),  # type: ignore[arg-type]
+            TrainSettings(epochs=1, device="cpu", num_workers=0, **settings),  # type: ignore[arg-type]
             recipe.Surroundings(folder=folder, progress="off", say=lambda _: None),
         )
     return folder

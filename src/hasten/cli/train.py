@@ -169,11 +169,12 @@ def train(
     from hasten.train import world as worlds
     from hasten.train.folder import holds_run
     from hasten.vision import recipe
+    from hasten.vision.settings import TrainSettings, new_folder, resumed
 
     given = {
         key: value
         for key, value in context.params.items()
-        if value is not None and key in recipe.TrainSettings.__dataclass_fields__
+        if value is not None and key in TrainSettings.__dataclass_fields__
     }
     here = worlds.place()
     if batch_size_per_device is not None:
@@ -193,11 +194,11 @@ def train(
         if name is not None:
             raise UsageError("--name is for a new run; --resume goes on with the one it names")
         folder = _folder(resume, "--resume", "the folder of a run, runs/NAME")
-        settings = recipe.resumed(folder, given, say)
+        settings = resumed(folder, given, say)
     else:
-        settings = recipe.TrainSettings(**given)
+        settings = TrainSettings(**given)
         place = _folder(runs, "--runs", "the folder that runs are made in")
-        folder = recipe.new_folder(place, name, settings)
+        folder = new_folder(place, name, settings)
     if devices is not None and launch.STORE not in os.environ:
         if here.launched:
             raise UsageError("--devices starts processes, and a launcher has done so: leave it out")

@@ -22,7 +22,8 @@ from hasten.vision.data import ImageData
 from hasten.vision.data.image_data import from_tensors
 from hasten.vision.grid import Grid, Trial, option
 from hasten.vision.kept_rows import KeptRows, Machine
-from hasten.vision.recipe import Surroundings, TrainSettings
+from hasten.vision.recipe import Surroundings
+from hasten.vision.settings import TrainSettings
 
 RunOne = Callable[[TrainSettings], Measured]
 Say = Callable[[str], None]

@@ -20,7 +20,7 @@ from hasten.errors import DeviceUnavailable, HastenError, UsageError
 from hasten.feed.plan import NAMES as PLANS
 from hasten.train.settings import RunSettings
 from hasten.vision.data.image_data import check_augment
-from hasten.vision.recipe import TrainSettings
+from hasten.vision.settings import TrainSettings
 
 EPOCHS = 2
 """Of each run, where nothing else is asked for: one to start up in, one to measure."""

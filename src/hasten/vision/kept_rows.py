@@ -20,7 +20,7 @@ from hasten.observe.records import finite
 from hasten.train.folder import write_json
 from hasten.vision.compared import Measured
 from hasten.vision.grid import Grid, option, text_of
-from hasten.vision.recipe import TrainSettings
+from hasten.vision.settings import TrainSettings
 
 GRID = "grid.json"
 ROWS = "rows.jsonl"

@@ -22,7 +22,7 @@ from hasten.errors import Interrupted, OutOfDeviceMemory
 from hasten.vision import comparing
 from hasten.vision.compared import Epoch, Measured
 from hasten.vision.grid import AXES, parse
-from hasten.vision.recipe import TrainSettings
+from hasten.vision.settings import TrainSettings
 
 
 def measured(settings: TrainSettings) -> Measured:

@@ -25,7 +25,7 @@ from hasten.vision.compared import Comparison, Epoch, Measured, as_fast, learns_
 from hasten.vision.comparing import Runner, compare
 from hasten.vision.findings import findings
 from hasten.vision.grid import AXES, PRESETS, Grid, LeftOut, parse
-from hasten.vision.recipe import TrainSettings
+from hasten.vision.settings import TrainSettings
 
 
 def measured(

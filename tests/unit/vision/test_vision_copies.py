@@ -28,7 +28,7 @@ from hasten.vision.data.disk_copies import OnDisk, default_folder
 from hasten.vision.data.folder import ImageFolderDataset
 from hasten.vision.data.preparation import Preparation, random_crop
 from hasten.vision.decode import ImageError, decode_copy, decode_crop
-from hasten.vision.recipe import TrainSettings
+from hasten.vision.settings import TrainSettings
 
 PHOTOS = (
     Path(importlib.util.find_spec("sklearn").submodule_search_locations[0]) / "datasets" / "images"

@@ -10,6 +10,7 @@ import pytest
 
 from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.vision import recipe
+from hasten.vision.settings import TrainSettings, new_folder, resumed
 
 
 @pytest.mark.parametrize(
@@ -34,14 +35,14 @@ def test_values_of_another_kind_or_range(
     settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        recipe.TrainSettings(**settings)
+        TrainSettings(**settings)
     (tmp_path / "config.json").write_text(json.dumps({"config": {"settings": settings}}))
     with pytest.raises(CheckpointError, match=f"config.json: {said}.*; mend the file, or start"):
-        recipe.resumed(tmp_path, {})
+        resumed(tmp_path, {})
 
 
 def test_whole_numbers_are_numbers() -> None:
-    assert recipe.TrainSettings(lr=1, clip_norm=2, seed=2**64 - 1).learning_rate == 1
+    assert TrainSettings(lr=1, clip_norm=2, seed=2**64 - 1).learning_rate == 1
 
 
 @pytest.mark.parametrize(
@@ -50,17 +51,17 @@ def test_whole_numbers_are_numbers() -> None:
 def test_settings_of_another_form(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json: not as hasten writes it"):
-        recipe.resumed(tmp_path, {})
+        resumed(tmp_path, {})
 
 
 def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"data is caf\\xe9: not valid UTF-8"):
-        recipe.TrainSettings(data="caf\udce9")
-    settings = recipe.TrainSettings()
+        TrainSettings(data="caf\udce9")
+    settings = TrainSettings()
     with pytest.raises(UsageError, match=r"name is .*not valid UTF-8"):
-        recipe.new_folder(tmp_path, "caf\udce9", settings)
+        new_folder(tmp_path, "caf\udce9", settings)
     with pytest.raises(UsageError, match=r"runs is .*not valid UTF-8"):
-        recipe.new_folder(tmp_path / "caf\udce9", None, settings)
+        new_folder(tmp_path / "caf\udce9", None, settings)
 
 
 def test_an_error_of_the_model_s_own_file_says_where(tmp_path: Path) -> None:
@@ -73,14 +74,14 @@ def test_an_error_of_the_model_s_own_file_says_where(tmp_path: Path) -> None:
         "        return super().forward(x)\n"
         "def make(): return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
     )
-    settings = recipe.TrainSettings(model=f"{path}:make", epochs=1, device="cpu", num_workers=0)
+    settings = TrainSettings(model=f"{path}:make", epochs=1, device="cpu", num_workers=0)
     around = recipe.Surroundings(progress="off", say=lambda _: None)
     with pytest.raises(HastenError, match="failed at line 4: ValueError: only while training"):
         recipe.train(settings, around)
 
 
 def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
-    settings = recipe.TrainSettings()
+    settings = TrainSettings()
     with pytest.raises(UsageError, match="--name is 256 bytes long"):
-        recipe.new_folder(tmp_path, "é" * 128, settings)
-    assert recipe.new_folder(tmp_path, "é" * 127, settings).parent == tmp_path
+        new_folder(tmp_path, "é" * 128, settings)
+    assert new_folder(tmp_path, "é" * 127, settings).parent == tmp_path
