@@ -7,6 +7,7 @@ own content security policy forbids the rest.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import os
 import struct
@@ -102,7 +103,9 @@ class ReportData:
 
 
 def write_report(folder: Path, data: ReportData) -> Path:
-    """Write ``report.html`` in a folder that exists, whole or not at all.
+    """Write ``report.html`` in a run's folder, whole or not at all.
+
+    A folder that was removed under the run is made again: its training is not lost by that.
 
     Returns:
         The page's path.
@@ -112,16 +115,26 @@ def write_report(folder: Path, data: ReportData) -> Path:
     """
     path = Path(folder) / NAME
     temporary = path.with_name(f".{NAME}.{os.getpid()}.tmp")
+    page = render(data)
     try:
-        temporary.write_text(render(data), encoding="utf-8")
-        temporary.replace(path)
+        try:
+            _put(page, temporary, path)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _put(page, temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to show
+            temporary.unlink()
         raise HastenError(
             f"cannot write {path}: {error.strerror or error}; "
             "the run's other files are not touched: make room or mend the folder"
         ) from error
     return path
+
+
+def _put(page: str, temporary: Path, path: Path) -> None:
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
 
 
 def render(data: ReportData) -> str:

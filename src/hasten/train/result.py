@@ -92,6 +92,7 @@ def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
     final = run.strategy.whole(weights.state_of(trainer.model)) if run.folder is not None else {}
     if run.folder is not None and run.world.is_main:
         exported = run.folder / WEIGHTS
+        run.folder.mkdir(parents=True, exist_ok=True)  # removed since the last save, perhaps
         weights.export(final, exported, {"run": run.folder.name})
         report = write_report(run.folder, data)
         newest, _ = checkpoint.newest(run.folder / checkpoint.FOLDER)

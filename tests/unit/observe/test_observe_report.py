@@ -231,8 +231,14 @@ def test_the_report_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Pa
 
 
 def test_a_report_that_cannot_be_written_says_where(tmp_path: Path):
-    with pytest.raises(HastenError, match=r"gone/report\.html: No such file"):
-        write_report(tmp_path / "gone", FULL)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(HastenError, match=r"file/report\.html: Not a directory"):
+        write_report(tmp_path / "file", FULL)
+
+
+def test_a_folder_that_was_removed_under_the_run_is_made_again_for_its_report(tmp_path: Path):
+    path = write_report(tmp_path / "gone", FULL)
+    assert [path] == list((tmp_path / "gone").iterdir())
 
 
 CHROMIUM = next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,21 @@ def test_steps_are_timed_without_a_trace_in_the_gradients():
     assert run is not None
     probe.time_step(run, training, run.full_batch, run.precision)
     assert all(parameter.grad is None for parameter in training.model.parameters())
+
+
+def test_a_folder_removed_after_the_last_save_gets_weights_and_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "run"
+    real = result.measure_saturation
+
+    def removed(run: Any, training: Any) -> Any:
+        shutil.rmtree(folder)
+        return real(run, training)
+
+    monkeypatch.setattr(result, "measure_saturation", removed)
+    training = trainer(folder=folder)
+    found = training.fit(loader(), epochs=1)
+    assert found.report == folder / "report.html" and found.report.exists()
+    assert found.weights is not None
+    assert_same(weights.read(found.weights), state(training.model))
