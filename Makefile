@@ -18,8 +18,9 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
+# Two at a time, a file each: many tests wait for processes of their own, and share launches in a file.
 unit: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # A hundred faults at random moments of a run: kill -9, full disks, removed folders and the like.
 chaos: .venv/installed
