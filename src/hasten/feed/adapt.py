@@ -56,8 +56,7 @@ class Watch:
         self._waited_s = self._worked_s = 0.0
 
     def begin(self) -> None:
-        """An epoch starts."""
-        self._clear()
+        """An epoch starts. Short ones are judged together."""
         self._skip = max(self._skip, _FIRST_BATCHES)
 
     def saw(self, wait_s: float, work_s: float) -> None:

@@ -27,7 +27,10 @@ from hasten.feed.tables import Table
 Clock = Callable[[], float]
 
 _START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes to pay
-_CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
+# Passing a batch between processes costs about 2 ms on the way: text of 1 ms a batch took twice as
+# long with two workers as without (benchmarks/results).
+_CHEAP_BATCH_S = 0.003
+_HANDOVER_S = 0.002  # what takes less is not worth trying to hand over
 _RESIDENT_SHARE = 0.25  # of the device's free memory
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
@@ -37,7 +40,7 @@ _FREE = 0.75  # share of the time that the interpreter's lock must be free, for 
 _FIRST_WAITING = 4  # processes to begin with where samples wait: each takes some 50 ms to start
 _HEAD_S = 0.1  # what they take to bring their first batch
 _MOST_HEAD = 3
-_NICENESS = 5  # a third of a core against a step that wants it, and all that it leaves
+_NICENESS = 10  # a tenth of a core against a step that wants it, and all that it leaves
 _MOST_AHEAD = 8  # batches a worker
 _RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WAITS = "mostly waiting"
@@ -266,12 +269,14 @@ class Planner:
         if alone:  # the loop's thread, or one beside it
             if cost is None or cost.opens or (have == 1 and not waits):
                 return None
+            if self._batch_s(cost) < _HANDOVER_S:
+                return None
             grown = self._by_processes(cost, plan.reason)
             return _like(grown, plan) if grown.workers else None
         if plan.name == "inline":
             return _like(self._threads(have, plan.reason), plan) if have > 1 else None
         count = plan.workers + max(1, plan.workers // 4)
-        most = _MOST_WORKERS if waits else min(_MOST_WORKERS, have + 1)
+        most = _MOST_WORKERS if waits else min(_MOST_WORKERS, have)
         if count > most or self._within_memory(count) < count:
             return None
         ahead = plan.prefetch_batches * count // plan.workers

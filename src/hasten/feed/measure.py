@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import select
@@ -26,6 +27,8 @@ Clock = Callable[[], float]
 TRIAL_S = 0.5
 """How long samples are tried, to stay below a second in all."""
 _TRIAL_SAMPLES = 64
+_TELLING_S = 0.15  # cheap samples are tried for longer: the first of them find their caches cold
+_MOST_SAMPLES = 4096
 _PATIENCE_S = 0.9  # a child that has not answered by then is not waited for
 _TICK_S = 0.0005
 _LATE_S = 0.0001  # a thread that got the interpreter so late has waited for its lock
@@ -84,12 +87,15 @@ def measure(
     """
     if count == 0:
         return None
-    tries = min(count, _TRIAL_SAMPLES)
+    tries = min(count, _MOST_SAMPLES)
+    step = _stride(count)
+    kept = max(batch, _TRIAL_SAMPLES)
     outside = randomness.save()
     files = _files()
     samples: list[Any] = []
     seconds = cpu = 0.0
     timed = size = 0
+    made = 0
     begin = clock()
     with _Queue() as queue, _Lock() as lock:
         # Not asked for each sample: reading a file would let go of the interpreter's lock.
@@ -99,18 +105,21 @@ def measure(
             for number in range(tries):
                 started, cpu_started = clock(), cpu_clock()
                 try:
-                    sample = maker.sample(0, number * count // tries)
+                    sample = maker.sample(0, number * step % count)
                 except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
                     continue
                 ended = clock()
-                if timed == 1 and len(samples) == 1:  # the first warms up what all of them need
+                if timed == 1 and made == 1:  # the first warms up what all of them need
                     seconds = cpu = 0.0
                     timed = size = 0
                 seconds, cpu = seconds + ended - started, cpu + cpu_clock() - cpu_started
                 size += _bytes(sample)
                 timed += 1
-                samples.append(sample)
-                if ended - begin > TRIAL_S:
+                made += 1
+                if made <= kept:
+                    samples.append(sample)
+                spent = ended - begin
+                if spent > (_TELLING_S if number + 1 >= _TRIAL_SAMPLES else TRIAL_S):
                     break
             waited_s += waited()
             collate_s = _collating(maker, samples, batch, clock) if samples else 0.0
@@ -122,7 +131,7 @@ def measure(
     if not samples:
         return None
     return Measured(
-        samples=len(samples),
+        samples=made,
         seconds=each_s,
         cpu_seconds=cpu / timed,
         free=free,
@@ -241,12 +250,16 @@ class _Lock:
         self._thread.join()
 
     def free(self, each_s: float) -> float | None:
-        """Share of the times; None where samples are so short that nobody would be late."""
+        """Share of the time; None where samples are so short that nobody would be late."""
         if not self._late or each_s < 2 * _LATE_S:
             return None
-        usual = sorted(self._idle)[len(self._idle) // 2] if self._idle else 0.0
-        prompt = sum(each < max(_LATE_S, 3 * usual) for each in self._late)
-        return prompt / len(self._late)
+        # The least: while the thread is started, it may be late for other reasons.
+        usual = min(self._idle, default=0.0)
+        if each_s < 2 * usual:
+            return None
+        # By time, not by count: one that waits for long asks seldom.
+        prompt = sum(_TICK_S + each for each in self._late if each < max(_LATE_S, 1.5 * usual))
+        return prompt / sum(_TICK_S + each for each in self._late)
 
     def _ask(self) -> None:
         with _Queue() as queue:
@@ -255,6 +268,14 @@ class _Lock:
                 time.sleep(_TICK_S)
                 late = time.perf_counter() - before - _TICK_S - (queue.waited() - queued)
                 self._late.append(late)
+
+
+def _stride(count: int) -> int:
+    """A step that visits a data set's indices without repeating one, far apart from the start."""
+    step = max(1, int(count * 0.618))
+    while math.gcd(step, count) != 1:
+        step += 1
+    return step
 
 
 def _collating(maker: Maker, samples: list[Any], batch: int, clock: Clock) -> float:

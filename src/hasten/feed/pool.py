@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -28,6 +28,7 @@ from hasten.errors import DataError
 _LOOK_S = 1.0  # how often a worker looks whether the main process is still there
 _GRACE_S = 1.0  # for a worker to end the batch that it is making, when it is told to stop
 _LEAVING_S = 10.0  # for a process that has closed its pipe to end, on a busy machine
+_END = "end"  # in place of a job
 _PIPE_BYTES = 32 << 10  # half of the smallest buffer of a pipe
 
 
@@ -142,6 +143,10 @@ class Pool:
         with _interrupts_held_back():  # half closed, it could not be closed again
             workers, self._workers = self._workers, []
             for worker in workers:
+                # A process that somebody else forked may hold a copy of this end: closing it
+                # would tell the worker nothing.
+                with suppress(OSError):
+                    worker.pipe.send(_END)
                 worker.pipe.close()
             limit = time.monotonic() + _GRACE_S
             for worker in workers:
@@ -251,6 +256,8 @@ def _main(
                 if os.getppid() != parent:
                     return
             job = pipe.recv()
+            if job == _END:
+                return
             try:
                 reply = work.run(job)
             except (SystemExit, KeyboardInterrupt) as error:
