@@ -207,6 +207,10 @@ class World:
         if not self.is_main:
             self.heed(None)
             return None
+        return self._heeded(act)
+
+    def _heeded(self, act: Callable[[], T]) -> T:
+        """Do something that the others wait for; they hear of its error."""
         try:
             result = act()
         except BaseException as error:
@@ -247,13 +251,7 @@ class World:
         if self.local_rank != 0:
             self.heed(None)
             return act()
-        try:
-            result = act()
-        except BaseException as error:
-            self.heed(error)
-            raise
-        self.heed(None)
-        return result
+        return self._heeded(act)
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
