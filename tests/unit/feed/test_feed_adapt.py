@@ -123,6 +123,14 @@ def test_short_epochs_tell_nothing() -> None:
     assert world.plans == []
 
 
+def test_short_epochs_are_judged_together() -> None:
+    world = World(lambda plan, _: 0.001 / plan.workers, step_s=0.0001)
+    plan = PLAN
+    for _ in range(8):
+        plan = world.epoch(plan, batches=100)
+    assert world.workers[:2] == [1, 2]
+
+
 def test_the_first_batches_are_no_measure() -> None:
     """The first batch takes 5 s in this world: of 12 batches, that would be nearly all."""
     world = World(lambda plan, _: 0.0, step_s=1.0)

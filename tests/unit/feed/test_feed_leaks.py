@@ -117,6 +117,35 @@ def test_an_iterator_that_is_dropped_or_closed_with_its_loader(plan: str) -> Non
     assert list(batches) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_workers_end_by_themselves_where_a_fork_of_somebody_else_holds_their_pipes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminated: list[int] = []
+    terminate = multiprocessing.process.BaseProcess.terminate
+
+    def noting(process: Any) -> None:
+        terminated.append(process.pid)
+        terminate(process)
+
+    loader = Loader(kinds.Fetching(8), 4, num_workers=2, persistent_workers=True)
+    list(loader)
+    reading, writing = os.pipe()
+    holder = os.fork()
+    if holder == 0:  # as the worker of another DataLoader: it knows nothing of the pipes it holds
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        monkeypatch.setattr(multiprocessing.process.BaseProcess, "terminate", noting)
+        loader.close()
+        assert not terminated
+    finally:
+        os.close(reading)
+        os.close(writing)
+        os.waitpid(holder, 0)
+
+
 def test_persistent_workers_end_with_the_loader() -> None:
     loader = Loader(kinds.Plain(), 4, num_workers=1, persistent_workers=True)
     list(loader)

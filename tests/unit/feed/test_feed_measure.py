@@ -70,3 +70,39 @@ def test_a_trial_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -
 def test_a_sample_that_ends_its_process_ends_the_trial_only() -> None:
     assert tried(Dying()) is None
     assert "no sample could be measured" in str(Loader(Dying(), 4).plan)
+
+
+def test_cheap_samples_are_tried_for_longer_and_none_of_them_twice() -> None:
+    asked: list[int] = []
+
+    class Noting(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            asked.append(index)
+            return index
+
+    dataset = Noting(1000)
+    maker = Maker(dataset, None, seed=0, skip_errors=False, batched=True)
+    now = iter(range(10**9))
+    found = measure_module.measure(maker, 1000, clock=lambda: next(now) * 1e-5)
+    assert found is not None and found.samples == len(asked) == 1000
+    assert len(set(asked)) == 1000
+    asked.clear()
+    found = measure_module.measure(maker, 1000, clock=lambda: next(now) * 2e-3)
+    assert found is not None and found.samples == len(asked) == 64, "0.15 s are over by then"
+
+
+@pytest.mark.parametrize(
+    ("late", "free"),
+    [([0.00007] * 99 + [0.140], 0.28), ([0.00007] * 99, 1.0), ([0.005] * 9, 0.0)],
+)
+def test_the_lock_is_judged_by_time(late: list[float], free: float) -> None:
+    """One that waits for long asks seldom: by count, the first of these would be 0.99 free."""
+    lock = measure_module._Lock()
+    lock._late, lock._idle = late, [0.003, 0.00007]
+    assert lock.free(0.0005) == pytest.approx(free, abs=0.02)
+
+
+def test_where_a_thread_is_always_late_the_lock_tells_nothing() -> None:
+    lock = measure_module._Lock()
+    lock._late, lock._idle = [0.001] * 9, [0.001] * 3
+    assert lock.free(0.0015) is None
