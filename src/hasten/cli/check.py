@@ -85,9 +85,19 @@ def _behind(script: str, tail: list[str], static: bool) -> tuple[list[str], list
     return own, left
 
 
+# Libraries that make options of the names of parameters and fields.
+_FROM_NAMES = re.compile(
+    r"\b(fire|typer|click|tyro|jsonargparse|simple_parsing|HfArgumentParser|absl|plac)\b"
+)
+
+
 def _mentions(text: str, option: str) -> bool:
+    if re.search(rf"{option}(?![\w-])", text):
+        return True
+    # Elsewhere a name is only a name: `logging.basicConfig(format=...)`, `steps = 0`.
     word = option.lstrip("-").replace("-", "_")
-    return option in text or re.search(rf"\b{word}\s*[:=,)]", text) is not None
+    named = re.search(rf"\b{word}\s*[:=,)]", text)
+    return named is not None and _FROM_NAMES.search(text) is not None
 
 
 def check(

@@ -218,3 +218,23 @@ def test_a_limit_of_the_simulation_is_not_called_the_scripts_own_fault(tmp_path:
     assert done.returncode == 2 and "has no CUDA graphs" in done.stdout
     assert "limit of the simulated accelerator" in done.stdout
     assert "script's own" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "own"),
+    [
+        ("logging.basicConfig(format='%(message)s')", ["--format", "json"]),
+        ("import json, os\nsteps = 0", ["--format", "json"]),
+        ("parser.add_argument('--format')", []),
+        ("import fire\ndef main(format='x'): ...\nfire.Fire(main)", []),
+    ],
+)
+def test_a_name_in_the_script_is_not_an_option_of_it(
+    tmp_path: Path, source: str, own: list[str]
+) -> None:
+    from hasten.cli.check import split
+
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    words = split([str(script), "--format", "json"])
+    assert words[: words.index("--")] == own
