@@ -17,19 +17,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import importlib.util
 import io
 import json
 import logging
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hasten
+import turns
 
 EACH = 64
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -197,36 +196,13 @@ def measure(case: Callable[[], tuple[nn.Module, Batch]], rounds: int, steps: int
     torch.manual_seed(0)
     model, batch = case()
     batches = [batch] * steps
-    contenders = {
-        name: contender
-        for name, (contender, package) in CONTENDERS.items()
-        if package is None or importlib.util.find_spec(package)
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    turns = list(contenders.items())
-    for number in range(rounds + 1):
-        # Who follows a heavy one finds a warmer machine, so each goes first as often as the rest.
-        start = number % len(contenders)
-        for name, contender in turns[start:] + turns[:start]:
-            with (
-                contextlib.redirect_stdout(io.StringIO()),
-                contextlib.redirect_stderr(io.StringIO()),
-            ):
-                took = contender(copy.deepcopy(model), batches)
-            if number:  # the first warms up
-                seconds[name].append(took / steps)
-    rows = []
-    for name, times in seconds.items():
-        ratios = [a / b for a, b in zip(times, seconds["plain DDP"], strict=True)]
-        rows.append(
-            {
-                "contender": name,
-                "step_us": statistics.median(times) * 1e6,
-                "ratio": statistics.median(ratios),
-                "ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
-            }
-        )
-    return rows
+
+    def turn(contender: Contender) -> float:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return contender(copy.deepcopy(model), batches)
+
+    contenders = turns.installed(CONTENDERS)
+    return turns.take({name: partial(turn, it) for name, it in contenders.items()}, rounds, steps)
 
 
 def work(options: argparse.Namespace) -> None:
@@ -256,16 +232,12 @@ def main() -> None:
     if options.work:
         work(options)
         return
-    facts = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpu": hasten.devices.runtime.name(torch.device("cpu")),
-        "cores": hasten.devices.runtime.cores(),
-        "load": os.getloadavg()[0],
-        "rounds": options.rounds,
-        "steps": options.steps,
-    }
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    facts = turns.facts(
+        cpu=hasten.devices.runtime.name(torch.device("cpu")),
+        cores=hasten.devices.runtime.cores(),
+        rounds=options.rounds,
+        steps=options.steps,
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -273,15 +245,8 @@ def main() -> None:
         subprocess.run(command, check=True)
         results = json.loads(path.read_text())
     for name, rows in results.items():
-        print(f"\n{name}: {globals()[name].__doc__}")
-        for row in rows:
-            low, high = row["ratio_quartiles"]
-            print(
-                f"  {row['contender']:<20}{row['step_us']:>10,.0f} us a step"
-                f"   {row['ratio']:.3f} x plain DDP  (quartiles {low:.3f} to {high:.3f})"
-            )
-    if options.json:
-        options.json.write_text(json.dumps({"facts": facts, **results}, indent=1) + "\n")
+        turns.show(globals()[name], name, rows, "plain DDP")
+    turns.keep(options.json, {"facts": facts, **results})
 
 
 if __name__ == "__main__":

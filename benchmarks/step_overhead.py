@@ -16,24 +16,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import importlib.util
 import io
 import itertools
-import json
 import logging
-import os
-import platform
-import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import hasten
+import turns
 
 
 class Batches:
@@ -216,32 +213,15 @@ CONTENDERS: dict[str, tuple[Contender, str | None]] = {
 }
 
 
-def measure(case: Callable[[], tuple[nn.Module, Batches]], rounds: int) -> list[dict[str, object]]:
+def measure(case: Callable[[], tuple[nn.Module, Batches]], rounds: int) -> list[turns.Row]:
     torch.manual_seed(0)
     model, batches = case()
-    contenders = {
-        name: contender
-        for name, (contender, package) in CONTENDERS.items()
-        if package is None or importlib.util.find_spec(package)
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for round_number in range(rounds + 1):
-        for name, contender in contenders.items():
-            took = contender(copy.deepcopy(model), batches)
-            if round_number:  # the first warms up
-                seconds[name].append(took / len(batches))
-    rows: list[dict[str, object]] = []
-    for name, times in seconds.items():
-        ratios = [a / b for a, b in zip(times, seconds["plain loop"], strict=True)]
-        rows.append(
-            {
-                "contender": name,
-                "step_us": statistics.median(times) * 1e6,
-                "ratio": statistics.median(ratios),
-                "ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
-            }
-        )
-    return rows
+
+    def turn(contender: Contender) -> float:
+        return contender(copy.deepcopy(model), batches)
+
+    contenders = {name: partial(turn, it) for name, it in turns.installed(CONTENDERS).items()}
+    return turns.take(contenders, rounds, len(batches))
 
 
 def main() -> None:
@@ -255,28 +235,17 @@ def main() -> None:
     DEVICE = hasten.device(options.device)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    facts = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "device": f"{DEVICE} ({hasten.devices.runtime.name(DEVICE)})",
-        "load": os.getloadavg()[0],
-        "rounds": options.rounds,
-    }
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    facts = turns.facts(
+        threads=torch.get_num_threads(),
+        device=f"{DEVICE} ({hasten.devices.runtime.name(DEVICE)})",
+        rounds=options.rounds,
+    )
     results: dict[str, object] = {"facts": facts}
     for name, case in (("mlp", mlp), ("cnn", cnn)):
         if options.case in (name, "all"):
             rows = results[name] = measure(case, options.rounds)
-            print(f"\n{name}: {case.__doc__}")
-            for row in rows:
-                low, high = row["ratio_quartiles"]  # type: ignore[misc]
-                print(
-                    f"  {row['contender']:<22}{row['step_us']:>10,.0f} us a step"
-                    f"   {row['ratio']:.3f} x plain  (quartiles {low:.3f} to {high:.3f})"
-                )
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+            turns.show(case, name, rows, "plain")
+    turns.keep(options.json, results)
 
 
 if __name__ == "__main__":
