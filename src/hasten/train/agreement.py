@@ -48,7 +48,7 @@ class Agreement:
         self._batches += 1
         return self._batches >= self._at
 
-    def reach(self, *, signal: int, save: bool, bad: bool) -> Agreed:
+    def reach(self, *, signal: int, save: bool = False, bad: bool = False) -> Agreed:
         """Agree: what one of them says holds for all."""
         now = self._clock()
         batch_s = (now - self._last_s) / max(1, self._batches - self._last)

@@ -21,6 +21,7 @@ from hasten.feed import Loader
 from hasten.observe import timeline as phases
 from hasten.train import precision
 from hasten.train import state as states
+from hasten.train.agreement import Agreement
 from hasten.train.half import compile_in_place, run_at
 from hasten.train.saving import Saver
 from hasten.train.seed import rng_state, set_rng_state
@@ -346,13 +347,14 @@ class Run(Saver):
         before = rng_state(self.device)
         batches = source.start(0)
         shown = bool(self.planned_epochs) and not self._in_body
+        # Counts this loop's batches alone: all processes begin it together.
+        agreement = Agreement(self.world, self.settings.clock) if self.world.size > 1 else None
         if shown:
             epoch = min(self.epoch + 1, self.planned_epochs)
             self.progress.epoch(epoch, self.planned_epochs, source.batches, label="Validate")
         try:
             for batch in batches:
-                alone = self.world.size == 1  # several stop when the epoch is at its end
-                if alone and self._signals.received is not None and self._between_steps:
+                if self._is_to_stop(agreement):
                     set_rng_state(before, self.device)
                     self._stop()
                 self.last_batch = batch = source.onto_device(batch)
@@ -367,6 +369,17 @@ class Run(Saver):
                 self.progress.epoch_done()
             close(batches)
             set_rng_state(before, self.device)
+
+    def _is_to_stop(self, agreement: Agreement | None) -> bool:
+        """Whether a signal ends a loop that only reads, before its next batch."""
+        if not self._between_steps:
+            return False
+        if agreement is not None and agreement.due():
+            agreed = agreement.reach(signal=self._signals.received or 0)
+            if agreed.signal:  # not by assignment alone: one may come between
+                self._signals.received = agreed.signal
+            return bool(agreed.signal)
+        return agreement is None and self._signals.received is not None
 
     def _source_of(self, loader: Iterable[Any]) -> Source:
         for source in self.sources:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from hasten.devices import runtime
 from hasten.errors import Interrupted, UsageError
@@ -93,8 +93,9 @@ class Saver(Keeper):
         every, ended = self._every.epochs or 1, self.epoch == total or self._impatient
         if best or self.epoch % every == 0 or ended:
             self._write_checkpoint(best=best, wait=ended)
-        self._signals.received = self.world.most([self._signals.received or 0])[0] or None
-        if self._signals.received is not None and not ended:
+        number = self.world.most([self._signals.received or 0])[0]
+        if number and not ended:
+            self._signals.received = number
             self._stop()
 
     @property
@@ -102,14 +103,16 @@ class Saver(Keeper):
         """Whether the best epoch is further back than patience goes. The history tells, which all
         processes have alike and each checkpoint holds."""
         patience = self.settings.patience
-        return patience is not None and self.epoch - best_epoch(self.history) >= patience
+        return patience is not None and len(since_best(self.history)) >= patience
 
     def _say_why_ended(self, total: int) -> None:
         if self.epoch < total and self._impatient:
-            best = best_epoch(self.history)
+            best, worse = best_epoch(self.history), len(since_best(self.history))
+            all_of_them = worse == self.epoch - best
             self.say(
-                f"Ended after epoch {self.epoch} of {total}: none of the last {self.epoch - best}"
-                f" was better than epoch {best} (patience {self.settings.patience})"
+                f"Ended after epoch {self.epoch} of {total}: none of the"
+                f" {f'last {worse}' if all_of_them else f'{worse} validated since'} was"
+                f" better than epoch {best} (patience {self.settings.patience})"
             )
 
     def save(self, *, wait: bool = True) -> Path | None:
@@ -238,26 +241,47 @@ class Saver(Keeper):
         self._emit_event("resumed", str(saved.path))
 
     def _note_best(self, record: EpochRecord) -> bool:
-        value = worth(record)
-        if math.isnan(value):
+        step = self.best[1] if self.best is not None else None
+        before = [worth(one) for one in self.history[:-1] if one.step == step]
+        if math.isnan(worth(record).value) or (before and not worth(record) > before[-1]):
             return False
-        if self.best is not None and not value > self.best[0]:
-            return False
-        self.best, self._best_before = (value, self.global_step), self.best
+        self.best, self._best_before = (worth(record).value, self.global_step), self.best
         return True
 
 
-def worth(record: EpochRecord) -> float:
-    """How well an epoch did, larger is better: its accuracy in validation, or else the loss."""
+class Worth(NamedTuple):
+    """How well an epoch did, larger is better. What tells more of it goes before."""
+
+    kind: int
+    """2 for an accuracy in validation, 1 for a loss there, 0 for the loss in training."""
+    value: float
+    """The accuracy, or a loss times -1."""
+
+
+def worth(record: EpochRecord) -> Worth:
+    """How well an epoch did: its accuracy in validation, or else the loss."""
     if record.val_accuracy is not None:
-        return record.val_accuracy
-    return -(record.loss if record.val_loss is None else record.val_loss)
+        return Worth(2, record.val_accuracy)
+    if record.val_loss is not None:
+        return Worth(1, -record.val_loss)
+    return Worth(0, -record.loss)
 
 
 def best_epoch(history: Sequence[EpochRecord]) -> int:
-    """The first of the best epochs, counted from 1; 0 where none counts."""
-    best, top = 0, -math.inf
+    """The first of the best epochs, counted from 1; 0 where none counts.
+
+    An accuracy is compared with accuracies alone: an epoch without one, where others have it, is
+    not in the comparison.
+    """
+    best, top = 0, Worth(-1, 0.0)
     for record in history:
-        if worth(record) > top:
+        if not math.isnan(worth(record).value) and worth(record) > top:
             best, top = record.epoch, worth(record)
     return best
+
+
+def since_best(history: Sequence[EpochRecord]) -> list[int]:
+    """The epochs after the best one that were compared with it."""
+    kind = max((worth(record).kind for record in history), default=0)
+    best = best_epoch(history)
+    return [r.epoch for r in history if r.epoch > best and worth(r).kind == kind]

@@ -99,7 +99,8 @@ class RunSettings:
     """How many of the newest checkpoints are kept, beside the best."""
     patience: int | None = None
     """End the run after so many epochs without a better one than the best (by ``val_accuracy``, or
-    else ``val_loss``, or else the training loss); ``None`` trains all of them."""
+    else ``val_loss``, or else the training loss); ``None`` trains all of them. Where only some
+    epochs are validated, those alone count."""
     log_every: int = 50
     """Batches between log points; on an accelerator the loss is read back only then."""
     progress: str = "auto"

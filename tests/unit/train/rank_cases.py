@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import shutil
 import signal
@@ -344,6 +345,62 @@ def journey(folder: Path | None, *, stop: int = 0, dropout: float = 0.0, **optio
     return {"state": state, "losses": [e.loss for e in result.history], "order": noted.asked}
 
 
+class StopsReading(torch.utils.data.Dataset[Any]):
+    """Samples to validate on; reading one of them for the n-th time is a signal to a process."""
+
+    def __init__(self, at: int, rank: int) -> None:
+        self.at, self.rank, self.read = at, rank, 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        if self.read == self.at and rank() == self.rank:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return data(40)[index]
+
+
+def validated(folder: Path | None, *, stop: int = 0, **options: Any) -> Any:
+    """Train for 3 epochs; a signal that comes in a validation of 20 batches stops it there."""
+    last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
+    reads = StopsReading(stop, last)
+    model = mlp()
+    trainer = hasten.Trainer(
+        model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=sgd,
+        folder=folder,
+        clock=itertools.count().__next__,  # so slow that all batches are agreed after
+        **OPTIONS | options,
+    )
+    try:
+        result = trainer.fit(
+            loader(), hasten.Loader(reads, batch_size=2, plan="inline", num_workers=0), epochs=3
+        )
+    except hasten.Interrupted as error:
+        assert trainer.run is not None
+        found = {"stopped": trainer.run.global_step, "status": error.exit_status}
+        return found | {"epochs": len(trainer.run.history), "read": reads.read}
+    assert trainer.run is not None
+    state = trainer.run.strategy.whole(weights.state_of(model))
+    return {"state": state, "losses": [(e.loss, e.val_loss) for e in result.history]}
+
+
+def stopped_in_validation(target: Path) -> dict[str, Any]:
+    """Both strategies: ddp leaves a process without samples out of a batch, fsdp does not."""
+    found = {}
+    for name in ("ddp", "fsdp"):
+        place: dict[str, Any] = {"folder": target / f"validating {name}", "strategy": name}
+        share = 20  # samples that each of two processes reads in a validation
+        found[name] = {
+            "undisturbed": validated(None, strategy=name),
+            "stopped": validated(stop=share + 5, **place),
+            "gone on": validated(resume=True, **place),
+        }
+    return found
+
+
 def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
@@ -423,6 +480,7 @@ def main(target: Path, *, few: bool) -> None:
         "refusals": refusals(),
         "parts": in_parts(),
         "journeys": journeys(target),
+        "validating": stopped_in_validation(target),
     }
     torch.save(everything, target / f"rank-{rank()}.pt")
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from train_helpers import loader, points, told, trainer
+from train_helpers import QUIET, loader, points, told, trainer
 
 import hasten
 from hasten.observe.records import EpochRecord
 from hasten.train import checkpoint
-from hasten.train.saving import best_epoch, worth
+from hasten.train.saving import best_epoch, since_best, worth
 
 
 def still(parameters: Any) -> torch.optim.Optimizer:
@@ -86,9 +87,9 @@ def test_the_best_epoch_is_the_first_of_the_best(losses: list[float], best: int)
 
 
 def test_accuracy_goes_before_loss() -> None:
-    assert worth(record(1, 0.5)) == -0.5
-    assert worth(record(1, 0.5, val_loss=0.7)) == -0.7
-    assert worth(record(1, 0.5, val_loss=0.7, val_accuracy=0.9)) == 0.9
+    assert worth(record(1, 0.5)).value == -0.5
+    assert worth(record(1, 0.5, val_loss=0.7)).value == -0.7
+    assert worth(record(1, 0.5, val_loss=0.7, val_accuracy=0.9)).value == 0.9
 
 
 def record(epoch: int, loss: float, **figures: float) -> EpochRecord:
@@ -104,3 +105,52 @@ def record(epoch: int, loss: float, **figures: float) -> EpochRecord:
         peak_memory_bytes=None,
         **said,
     )
+
+
+def test_an_accuracy_is_compared_with_accuracies_alone() -> None:
+    history = [
+        record(1, 0.001),
+        record(2, 0.9, val_accuracy=0.3),
+        record(3, 0.0001),
+        record(4, 0.8, val_accuracy=0.4),
+    ]
+    assert best_epoch(history) == 4
+    assert best_epoch(history[:3]) == 2
+    assert since_best([*history, record(5, 0.0), record(6, 0.7, val_accuracy=0.1)]) == [6]
+    assert worth(record(1, math.nan, val_accuracy=0.5)) > worth(record(1, 0.0))
+
+
+def test_the_best_checkpoint_is_the_best_of_the_epochs_that_were_validated(tmp_path: Path) -> None:
+    """Validated in every other epoch, with a training loss whose negative is above any accuracy."""
+    accuracies = {2: 0.6, 4: 0.5, 6: 0.7, 8: 0.1}
+    folder = tmp_path / "run"
+    for resume in (False, True):
+        made = hasten.Run(folder=folder, resume=resume, patience=2, **QUIET)
+        model = torch.nn.Linear(6, 3)
+        model, optimizer = made.prepare(model, still(model.parameters()))
+        for epoch in made.epochs(12 if resume else 5):
+            for x, _ in made.batches(loader()):
+                made.backward(model(x).mean() * 0 - 2.0)
+                made.step(optimizer)
+            if epoch + 1 in accuracies:
+                made.log(val_accuracy=accuracies[epoch + 1])
+        best = checkpoint.best(folder / checkpoint.FOLDER)
+        assert best is not None
+        step = made.history[5 if resume else 1].step
+        assert checkpoint.load(best, map_location="cpu").meta["step"] == step
+    assert len(made.history) == 12  # two that were validated and worse have not come
+
+
+def test_patience_counts_the_epochs_that_were_validated() -> None:
+    stream, options = told(patience=2)
+    made = hasten.Run(**options)
+    model = torch.nn.Linear(6, 3)
+    model, optimizer = made.prepare(model, still(model.parameters()))
+    for epoch in made.epochs(20):
+        for x, _ in made.batches(loader()):
+            made.backward(model(x).mean() * 0)
+            made.step(optimizer)
+        if epoch % 2 == 0:
+            made.log(val_accuracy=0.5)
+    assert len(made.history) == 5
+    assert "none of the 2 validated since was better than epoch 1" in stream.getvalue()

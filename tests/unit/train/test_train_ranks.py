@@ -140,6 +140,21 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(several: list[dict[s
         assert one["status"] == 75  # again, please: it was stopped from outside and saved
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_signal_in_validation_cuts_it_off_for_all_and_it_is_done_again(
+    several: list[dict[str, Any]], name: str
+) -> None:
+    one, other = (rank["validating"][name] for rank in several)
+    assert one["stopped"] == other["stopped"]
+    assert one["stopped"]["status"] == 75
+    assert (one["stopped"]["stopped"], one["stopped"]["epochs"]) == (12, 1)
+    assert one["stopped"]["read"] < 30  # of 40 in two validations
+    for found in (one, other):
+        assert found["gone on"]["losses"] == found["undisturbed"]["losses"]
+    for key, weight in one["undisturbed"]["state"].items():
+        assert torch.equal(one["gone on"]["state"][key], weight)
+
+
 def test_what_goes_on_with_as_many_processes_is_what_was_never_stopped_to_the_bit(
     several: list[dict[str, Any]],
 ) -> None:
