@@ -22,6 +22,7 @@ when it is this old."""
 _LEFTOVER = re.compile(
     r"\.(?P<name>.+)\.(?P<kind>tmp|old|gone)-(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-(?P<token>[0-9a-f]{12})"
 )
+_written = [0]
 _active: set[str] = set()  # leftovers of this process that are no leftovers yet
 
 Kind = Literal["tmp", "old", "gone"]
@@ -157,6 +158,7 @@ class HashingFile:
         self._hash.update(data)
         size = memoryview(data).nbytes
         self.bytes += size
+        _written[0] += size
         return size
 
     def flush(self) -> None:
@@ -167,6 +169,11 @@ class HashingFile:
     def sha256(self) -> str:
         """SHA-256 of all that was written, in hexadecimal."""
         return self._hash.hexdigest()
+
+
+def written_bytes() -> int:
+    """Bytes that this process has written to files that are hashed: it grows while one is."""
+    return _written[0]
 
 
 @contextlib.contextmanager

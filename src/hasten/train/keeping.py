@@ -19,7 +19,7 @@ from hasten.errors import NonFiniteLoss
 from hasten.observe.progress import Progress
 from hasten.observe.records import EpochRecord, EventRecord, StepRecord
 from hasten.observe.timeline import Mark, StepSummary, Timeline
-from hasten.train import broken, precision, strategies
+from hasten.train import atomic, broken, precision, strategies
 from hasten.train import world as worlds
 from hasten.train.agreement import Agreement, RankLog
 from hasten.train.folder import RunFolder
@@ -137,6 +137,7 @@ class Keeper:
             rank=self.world.rank,
             size=self.world.size,
             folder=self.folder,
+            progress=atomic.written_bytes,
         )
         self._every = Every.parse(settings.checkpoint_every)
         self._writer: RunFolder | None = None

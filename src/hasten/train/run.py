@@ -357,6 +357,7 @@ class Run(Saver):
                 if self._is_to_stop(agreement):
                     set_rng_state(before, self.device)
                     self._stop()
+                self._watchdog.beats += 1
                 self.last_batch = batch = source.onto_device(batch)
                 self.counted, _ = source.share(batch)
                 source.batches_done += 1

@@ -25,7 +25,8 @@ class StopSignals:
     """While entered, the first Ctrl-C or SIGTERM sets :attr:`received`; a second one acts at once.
 
     It acts as it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM ends the process. What comes
-    within :data:`SAME_S` of the first counts as the first, but for a Ctrl-C where no launcher is.
+    within :data:`SAME_S` of the first counts as the first, but for a Ctrl-C where no launcher is;
+    also when the run has saved and ended by then, so that its exit status still says so.
 
     Handlers can only be set in the main thread of the main interpreter; elsewhere (a notebook's
     worker, a test's thread) nothing is watched and Python's own behaviour stays.
@@ -35,13 +36,27 @@ class StopSignals:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.received: int | None = None
+        self._received: int | None = None
         self._clock = clock
         self._noted_s = 0.0
+        self._over = False
         self._before: dict[int, Any] = {}
 
+    @property
+    def received(self) -> int | None:
+        """The number of the signal that asks to stop: one that came here, or that another process
+        has told of (which counts as the first, too: a launcher's own may follow)."""
+        return self._received
+
+    @received.setter
+    def received(self, number: int | None) -> None:
+        if number is not None and self._received is None:
+            self._noted_s = self._clock()
+        self._received = number
+
     def __enter__(self) -> StopSignals:
-        self.received = None
+        self._restore()  # what the end of the last time left
+        self._received, self._over = None, False
         if threading.current_thread() is threading.main_thread():
             for number in _WATCHED:
                 # A signal that was ignored when we began (nohup) stays ignored, and a handler that
@@ -56,21 +71,24 @@ class StopSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._restore()
-        self.received = None
+        number, self._received = self._received, None
+        self._over = number is not None and not _by_hand(number)
+        # Else the handlers stay for the signal's repetitions, and give way to what comes later.
+        self._restore(lambda number: not self._over or _by_hand(number))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = self._clock()
-        if self.received is None:
-            self.received, self._noted_s = number, now
+        if self._received is None and not self._over:
+            self.received = number
             return
-        by_hand = number == signal.SIGINT and not any(name in os.environ for name in _LAUNCHERS)
-        if not by_hand and now - self._noted_s < SAME_S:
+        if not _by_hand(number) and self._clock() - self._noted_s < SAME_S:
             return
         self._restore()  # the second signal does what it did before hasten came
         signal.raise_signal(number)
 
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
+    def _restore(self, which: Callable[[int], bool] = lambda number: True) -> None:
+        for number in [number for number in self._before if which(number)]:
+            signal.signal(number, self._before.pop(number))
+
+
+def _by_hand(number: int) -> bool:
+    return number == signal.SIGINT and not any(name in os.environ for name in _LAUNCHERS)

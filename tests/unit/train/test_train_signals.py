@@ -13,14 +13,19 @@ from typing import Any
 import pytest
 from train_helpers import INTERRUPT, TERMINATE
 
+from hasten.train.signals import _LAUNCHERS as LAUNCHERS
 from hasten.train.signals import SAME_S, StopSignals
 
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in watched}
     yield
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    for number, handler in before.items():
+        if number == signal.SIGINT and not any(name in os.environ for name in LAUNCHERS):
+            assert signal.getsignal(number) == handler
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +139,29 @@ def test_slurm_s_notice_is_watched():
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert signals.received == signal.SIGUSR1
+
+
+def test_a_repetition_after_the_end_does_not_take_the_exit_status() -> None:
+    """A launcher passes on what its processes were sent, when they have saved already."""
+    now, calls = [10.0], []
+    signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    with StopSignals(lambda: now[0]) as signals:
+        TERMINATE()
+        assert signals.received == signal.SIGTERM
+    now[0] += SAME_S / 2
+    TERMINATE()
+    assert calls == []
+    now[0] += SAME_S
+    TERMINATE()
+    assert calls == [signal.SIGTERM], "a later one does what it did before"
+    TERMINATE()
+    assert calls == [signal.SIGTERM] * 2
+
+
+def test_what_another_process_was_told_counts_as_the_first() -> None:
+    now = [10.0]
+    with StopSignals(lambda: now[0]) as signals:
+        signals.received = signal.SIGTERM  # agreed on, before the launcher tells this one too
+        now[0] += SAME_S / 2
+        TERMINATE()
+        assert signals.received == signal.SIGTERM

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -65,6 +67,24 @@ def test_each_batch_puts_it_off() -> None:
         assert watched.look() is None
 
 
+def hang(watched: Watchdog, clock: Clock, meanwhile: Any = lambda: None) -> str:
+    """What is told when nothing happens for 60 s but what is done at each look."""
+    for _ in range(10):
+        meanwhile()
+        text = watched.look()
+        if text is not None:
+            return text
+        clock.now += 7.5
+    raise AssertionError("nothing was told")
+
+
+def resign(folder: Path, rank: int, sign: dict[str, Any]) -> None:
+    """Let a process of the test's give a sign of life."""
+    sign["life"] += "+"
+    (folder / FOLDER).mkdir(exist_ok=True)
+    (folder / FOLDER / f"{rank:05d}.json").write_text(json.dumps(sign))
+
+
 def frame(file: str, name: str, line: int = 3) -> Any:
     return SimpleNamespace(f_code=SimpleNamespace(co_filename=file, co_name=name), f_lineno=line)
 
@@ -97,19 +117,160 @@ def test_the_first_rank_names_those_that_have_not_come(tmp_path: Path) -> None:
     other._give_sign()
     waiting = {
         "beats": 7, "where": "after step 7", "waits": True, "does": "It waits.", "who": "Rank 2",
-        "time": 0,
+        "life": "3", "progress": 0, "excused": False,
     }  # fmt: skip
     (tmp_path / FOLDER / "00002.json").write_text(json.dumps(waiting))
     (tmp_path / FOLDER / "00004.json").write_text('{"beats": "many"')
     assert first.look() is None
-    clock.now = 60.0
-    text = first.look() or ""
+    clock.now = 30.0
+    text = hang(first, clock, lambda: (other._give_sign(), resign(tmp_path, 2, waiting)))
     assert "Rank 0 of 5 (process" in text
     assert "Rank 1 of 5 (process" in text
     assert "has not come: it is in epoch 2, after step 41. It is at" in text
     assert "Rank 2" not in text
     for rank in (3, 4):
         assert f"Rank {rank} has left no sign of life in {tmp_path / FOLDER}" in text
+
+
+SIGN = {
+    "beats": 7, "where": "after step 7", "waits": True, "does": "It waits in all_reduce.",
+    "who": "Rank 9", "life": "1", "progress": 0, "excused": False,
+}  # fmt: skip
+
+
+def two(clock: Clock, folder: Path, rank: int = 0, **options: Any) -> Watchdog:
+    made = dog(clock, rank=rank, size=2, folder=folder, **options)
+    made.beats = 7
+    return made
+
+
+def test_one_that_was_stopped_is_named_though_it_said_that_it_waits(tmp_path: Path) -> None:
+    clock = Clock()
+    first = two(clock, tmp_path)
+    resign(tmp_path, 1, dict(SIGN))
+    text = hang(first, clock)
+    assert "Rank 9 gives no sign of life any more: it is stopped or gone" in text
+    assert "It was after step 7. It waits in all_reduce." in text
+    clock, sign = Clock(), dict(SIGN)
+    text = hang(two(clock, tmp_path), clock, lambda: resign(tmp_path, 1, sign))
+    assert "All other ranks wait, too." in text
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_others_name_the_first(tmp_path: Path, stopped: bool) -> None:
+    clock, sign = Clock(), SIGN | {"who": "Rank 0", "waits": False, "does": "It is at x.py:3."}
+    second = two(clock, tmp_path, rank=1)
+    resign(tmp_path, 0, sign)
+    text = hang(second, clock, (lambda: None) if stopped else lambda: resign(tmp_path, 0, sign))
+    assert ("Rank 0 gives no sign of life" if stopped else "Rank 0 has not come: it is") in text
+    assert "It is at x.py:3." in text
+
+
+def test_a_checkpoint_that_is_written_is_no_hang(tmp_path: Path) -> None:
+    clock, written = Clock(), [0]
+    alone = dog(clock, progress=lambda: written[0])
+    for _ in range(100):
+        written[0] += 1
+        clock.now += 7.5
+        assert alone.look() is None
+    assert "hangs" in hang(alone, clock), "until it stands still"
+
+
+def test_what_goes_on_in_another_process_is_no_hang(tmp_path: Path) -> None:
+    clock, first, second = Clock(), dict(SIGN), dict(SIGN)
+    others = [two(clock, tmp_path, rank=1), two(clock, tmp_path)]
+    for _ in range(100):
+        for number, sign in enumerate((first, second)):
+            sign["progress"] += 1
+            resign(tmp_path, number, sign)
+        clock.now += 7.5
+        assert [each.look() for each in others] == [None, None]
+    # The third process knows by the first of what goes on in the second.
+    middle = two(clock, tmp_path)
+    middle.look()
+    middle._give_sign()
+    assert json.loads((tmp_path / FOLDER / "00000.json").read_text())["progress"] == (
+        second["beats"] + second["progress"]
+    )
+
+
+def test_it_ends_no_process_before_the_others_have_told() -> None:
+    clock = Clock()
+    watched = dog(clock, exits=True)
+    assert not watched.to_end
+    hang(watched, clock)
+    assert not watched.to_end
+    clock.now += 15.0
+    assert watched.to_end
+    watched.beats += 1
+    watched.look()
+    assert not watched.to_end
+
+
+def test_the_compiler_is_told_of_and_ends_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    watched = two(clock, tmp_path, exits=True)
+    sign = SIGN | {"excused": True}
+
+    def compile_fx(act: Any) -> Any:
+        return act()
+
+    place = str(Path(torch.__file__).parent / "_inductor" / "compile_fx.py")
+    moved = compile_fx.__code__.replace(co_filename=place)
+    compile_fx.__code__ = moved
+    assert not watchdog._excuse()
+    assert compile_fx(watchdog._excuse)
+    assert "hangs" in hang(watched, clock)
+    clock.now += 100.0
+    assert watched.to_end
+    resign(tmp_path, 1, sign)  # it compiles there
+    watched._read_signs(clock.now)
+    assert not watched.to_end
+
+
+def test_a_debugger_is_no_hang() -> None:
+    """Somebody stands at a breakpoint, in this very thread."""
+    clock = Clock()
+    watched = dog(clock, exits=True)
+
+    def at_breakpoint(act: Any) -> None:
+        for _ in range(100):
+            clock.now += 7.5
+            assert act() is None
+
+    at_breakpoint.__code__ = at_breakpoint.__code__.replace(co_filename=bdb.__file__)
+    at_breakpoint(watched.look)
+    assert "hangs" in hang(watched, clock), "once it goes on"
+
+
+def test_time_in_which_it_was_stopped_does_not_count() -> None:
+    """SIGSTOP and SIGCONT, as a terminal's Ctrl-Z or a laptop's lid: nothing hangs by it."""
+    script = (
+        "import sys, threading, time\n"
+        "from hasten.train.watchdog import Watchdog\n"
+        "dog = Watchdog(after_s=8.0, where=lambda: '', exits=True)\n"
+        "with dog:\n"
+        "    print('in', flush=True)\n"
+        "    while not dog._asleep_s:\n"
+        "        time.sleep(0.1)\n"
+        "    print(dog._told_s, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "in\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(9.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "None\n"
+    assert process.wait(60) == 0
+
+
+def test_validation_counts_too(tmp_path: Path) -> None:
+    training = trainer()
+    training.fit(loader(), loader(), epochs=1)
+    assert training.run is not None
+    assert training.run._watchdog.beats == 2 * len(loader())
 
 
 def test_a_run_that_hangs_is_told_while_it_does(
@@ -192,17 +353,24 @@ def test_of_two_ranks_the_one_that_hangs_is_named_while_it_does(tmp_path: Path) 
             process.wait()
     text = log.read_text()
     # A busy machine may be told of sooner; what counts is what is said of this hang.
-    first = next(part for part in text.split("Rank 0 of 2 (process ") if named(part))
+    first = next(p for p in text.split("Rank 0 of 2 (process ") if "has not come" in p)
     assert "It waits for the other ranks in " in first.splitlines()[1]
     absent = next(line for line in first.splitlines() if "has not come" in line)
     assert absent.lstrip().startswith("Rank 1 of 2 (process ")
     assert "after step 9" in absent
     assert "rank_hang.py" in absent and "in asleep" in absent
-    second = text.split("Rank 1 of 2 (process ")
-    assert any("hangs" in part and "rank_hang.py" in part and "asleep" in part for part in second)
+
+
+def told_by(rank: int, text: str) -> list[str]:
+    return [part for part in text.split(f"Rank {rank} of 2 (process ") if " hangs: " in part]
 
 
 def named(text: str) -> bool:
-    """Whether the first rank has told of the second, and the second of itself."""
-    first = [part for part in text.split("Rank 0 of 2 (process ") if " hangs: " in part]
-    return any("has not come" in part and "in asleep" in part for part in first)
+    """Whether the first rank has told of the second."""
+    return any("has not come" in part and "in asleep" in part for part in told_by(0, text))
+
+
+def all_told(text: str) -> bool:
+    """Whether the second has told of itself, too."""
+    own = any("rank_hang.py" in part and "asleep" in part for part in told_by(1, text))
+    return own and named(text)
