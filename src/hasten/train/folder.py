@@ -112,30 +112,6 @@ class RunFolder:
         self._unlogged.append(record)
         self._write_log()
 
-    def newest(
-        self, say: Callable[[str], None], *, read_parts: bool = True
-    ) -> checkpoint.Saved | None:
-        """The newest whole checkpoint, loaded to the host; None where there is nothing to resume.
-
-        Args:
-            say: tells of those passed over.
-            read_parts: see :func:`hasten.train.checkpoint.load`.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none is whole.
-        """
-        if not self._settings.resume:
-            return None
-        found, passed_over = checkpoint.newest(self.checkpoints)
-        for path, why in passed_over:
-            say(f"Passed over {path}: {why}")
-        if found is None:
-            if passed_over:
-                raise CheckpointError(f"{self.path} holds no whole checkpoint to resume from")
-            return None
-        self.last_saved = found
-        return checkpoint.load(found, map_location="cpu", read_parts=read_parts)
-
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""

@@ -15,7 +15,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import Interrupted, UsageError
-from hasten.train.checkpoint import FOLDER
+from hasten.train.kept import FOLDER
 
 STORE = "HASTEN_STORE"
 """Where processes that hasten launched meet: a file, so that nothing listens on the network."""

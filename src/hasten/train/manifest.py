@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import stat
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -221,23 +224,84 @@ def _check_size(path: Path, size: int) -> None:
 def open_verified(path: Path, sha256: str) -> BinaryIO:
     """Open a file, read it all against its SHA-256, and give it at its start.
 
+    What this process has read so before, and nobody touched since, it does not read again.
+
     Raises:
         CheckpointError: it differs or cannot be read.
     """
     try:
         file = open_regular(path)
         try:
-            found = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+            status = os.fstat(file.fileno())
+            verify(path, status, sha256, lambda: _digest(file))
             file.seek(0)
         except BaseException:
             file.close()
             raise
     except OSError as error:
         raise failure("read", path, error) from error
-    if found != sha256:
-        file.close()
-        raise CheckpointError(f"{path} is altered (its SHA-256 differs); {USE_ANOTHER}")
     return file
+
+
+def verify(path: Path, status: os.stat_result, sha256: str, digest: Callable[[], str]) -> None:
+    """Refuse a file that is not the one of its SHA-256.
+
+    Args:
+        path: of the file, for the message.
+        status: of the file, from before it is read.
+        sha256: what it should have.
+        digest: reads it all, and gives what it has.
+
+    Raises:
+        CheckpointError: it differs.
+    """
+    found = _read.get(_print(status))
+    if found is None:
+        found = digest()
+        if time.time() - status.st_mtime > _SETTLED_S:
+            _keep(_read, _print(status), found)
+    if found != sha256:
+        raise CheckpointError(f"{path} is altered (its SHA-256 differs); {USE_ANOTHER}")
+
+
+def remember_written(status: os.stat_result, sha256: str) -> None:
+    """Note what this process has written, and flushed to the disk."""
+    _keep(_written, _print(status), sha256)
+
+
+def is_as_written(path: Path, sha256: str) -> bool:
+    """Whether a file is one that this process wrote so, and nobody touched since."""
+    try:
+        return _written.get(_print(path.lstat())) == sha256
+    except OSError:
+        return False
+
+
+_Print = tuple[int, int, int, int, int]
+_read: dict[_Print, str] = {}  # the SHA-256 of files that were read, by what changes with them
+_written: dict[_Print, str] = {}
+_MOST = 4096
+_SETTLED_S = 2.0  # a file changed just now may change again within its clock's tick
+
+
+def _print(status: os.stat_result) -> _Print:
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
+    )
+
+
+def _keep(known: dict[_Print, str], of: _Print, sha256: str) -> None:
+    if len(known) >= _MOST:
+        known.clear()
+    known[of] = sha256
+
+
+def _digest(file: BinaryIO) -> str:
+    return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def failure(verb: str, path: Path, error: OSError) -> CheckpointError:

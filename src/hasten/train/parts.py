@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 
-import hasten
 from hasten.devices import runtime
 from hasten.errors import CheckpointError
 from hasten.train import atomic, manifest, pieces, tensor_file
@@ -79,7 +78,10 @@ class Parts:
         failed = [f"rank {number}: {why}" for number, (_, why) in enumerate(told) if why]
         if failed and self._world.is_main:
             raise CheckpointError("; ".join(failed))
-        return {manifest.part_name(number): made for number, (made, _) in enumerate(told) if made}
+        files = {manifest.part_name(number): made for number, (made, _) in enumerate(told) if made}
+        for name, made in files.items():
+            manifest.remember_written((temporary / name).lstat(), made["sha256"])
+        return files
 
 
 class Helper:
@@ -142,7 +144,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     with path.open("wb") as file:
         hashing = atomic.HashingFile(file)
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        tensor_file.write(cast(Any, hashing), whole, {"hasten": hasten.__version__})
+        tensor_file.write(cast(Any, hashing), whole)  # the manifest has its checksum
         file.flush()
         os.fsync(file.fileno())
     return {"sha256": hashing.sha256, "bytes": hashing.bytes}

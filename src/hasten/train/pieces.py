@@ -9,13 +9,15 @@ whole, and where in it the part begins, as JSON.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,9 +32,44 @@ class Part(NamedTuple):
     """A part of a tensor, in a file."""
 
     data: torch.Tensor
-    """In the file's own memory."""
+    """In the file's own memory, not to be believed before the file is checked."""
     offsets: tuple[int, ...]
     """Where it begins in the whole."""
+    file: PartFile
+
+
+class PartFile:
+    """A file of parts, in the system's memory of it: what is looked at is read, and no more."""
+
+    def __init__(self, folder: Path, name: str, sha256: str, size: int) -> None:
+        self.name = name
+        self._path, self._sha256 = folder / name, sha256
+        with manifest.open_regular(self._path) as file:
+            self._status = os.fstat(file.fileno())
+            header, start = tensor_file.header(file, self._path, size)
+            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch: writable
+        self.tensors: dict[str, torch.Tensor] = {}
+        for key, entry in header.items():
+            if key == "__metadata__":
+                continue
+            dtype, shape, first, last = tensor_file.entry(self._path, key, entry)
+            if start + last > size or first == last:
+                raise _refused(self._path, f"{key} lies beyond its end, or is empty")
+            data = torch.frombuffer(
+                self._memory, dtype=torch.uint8, count=last - first, offset=start + first
+            )
+            self.tensors[key] = data.view(dtype).view(shape)
+
+    def check(self) -> None:
+        """Read the file against its SHA-256, if this process has not done so.
+
+        Raises:
+            CheckpointError: it is altered.
+        """
+        manifest.verify(self._path, self._status, self._sha256, self._digest)
+
+    def _digest(self) -> str:
+        return hashlib.sha256(self._memory).hexdigest()
 
 
 class Stored(torch.Tensor):
@@ -110,29 +147,66 @@ def put_in(found: Manifest, parts: dict[str, Any], *, read_onto: Any) -> None:
     Raises:
         CheckpointError: a file is altered, or the parts do not make up wholes.
     """
+    for place, stored in stored_in(found).items():
+        value = stored if read_onto is None else whole(stored).to(read_onto)
+        _put(parts, json.loads(place), value, found.path)
+
+
+def stored_in(found: Manifest) -> dict[str, Stored]:
+    """What a checkpoint's files of parts hold, by where it belongs as JSON; only their headers are
+    read.
+
+    Raises:
+        CheckpointError: a file is altered, or the parts do not make up wholes.
+    """
     whole_of: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Part]]] = {}
     for name in found.in_parts:
-        path, (sha256, size) = found.path / name, found.files[name]
-        with manifest.open_verified(path, sha256) as file:
-            for key, data in _tensors(file, path, size).items():
-                place, shape, offsets = _place(key, path)
-                known, parts_of = whole_of.setdefault(json.dumps(place), (shape, {}))
-                inside = len(shape) == data.dim() == len(offsets) and all(
-                    start + length <= end
-                    for start, length, end in zip(offsets, data.shape, shape, strict=True)
-                )
-                if known != shape or not inside:
-                    raise _refused(path, f"{key} is no part of what it says")
-                parts_of[offsets] = Part(data, offsets)
-    for place_text, (shape, by_offset) in whole_of.items():
+        path = found.path / name
+        try:
+            file = PartFile(found.path, name, *found.files[name])
+        except OSError as error:
+            raise manifest.failure("read", path, error) from error
+        for key, data in file.tensors.items():
+            place, shape, offsets = _place(key, path)
+            known, parts_of = whole_of.setdefault(json.dumps(place), (shape, {}))
+            inside = len(shape) == data.dim() == len(offsets) and all(
+                start + length <= end
+                for start, length, end in zip(offsets, data.shape, shape, strict=True)
+            )
+            if known != shape or not inside:
+                raise _refused(path, f"{key} is no part of what it says")
+            parts_of[offsets] = Part(data, offsets, file)
+    made = {}
+    for text, (shape, by_offset) in whole_of.items():
         held = tuple(by_offset[offsets] for offsets in sorted(by_offset))
         if sum(part.data.numel() for part in held) != math.prod(shape) or any(
             part.data.dtype != held[0].data.dtype for part in held
         ):
-            raise _refused(found.path, f"the parts of {place_text} do not make up a whole")
-        stored = Stored.of(shape, held)
-        value = stored if read_onto is None else whole(stored).to(read_onto)
-        _put(parts, json.loads(place_text), value, found.path)
+            raise _refused(found.path, f"the parts of {text} do not make up a whole")
+        made[text] = Stored.of(shape, held)
+    return made
+
+
+def files_for(found: Manifest, rank: int, size: int) -> set[str]:
+    """The files of a checkpoint that one of ``size`` processes reads which hold tensors in parts.
+
+    They cut tensors as ``fully_shard`` does: in so many parts of the first dimension, all alike
+    but the last ones. The first process is given those that no other would read, too.
+
+    Raises:
+        CheckpointError: see :func:`stored_in`.
+    """
+    read: dict[int, set[str]] = {other: set() for other in range(size)}
+    for stored in stored_in(found).values():
+        if not stored.dim():
+            continue  # it is in no parts, and whoever reads it checks its file then
+        rows = -(-stored.shape[0] // size)
+        for held in stored.parts:
+            begin, end = held.offsets[0], held.offsets[0] + held.data.shape[0]
+            for other in range(begin // rows, -(-end // rows)):
+                read[other].add(held.file.name)
+    left = set(found.in_parts).difference(*read.values()) if rank == 0 else set()
+    return found.files.keys() - set(found.in_parts) | read[rank] | left
 
 
 def whole(stored: Stored) -> torch.Tensor:
@@ -167,29 +241,15 @@ def _fill(target: torch.Tensor, stored: Stored) -> None:
     )
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({"it": target}, Metadata({"it": about}), is_coordinator=True)
-    held = {one.offsets: one.data for one in stored.parts}
+    held = {one.offsets: one for one in stored.parts}
     for item in planner.finish_plan(planner.create_local_plan()).items:
-        data = held[tuple(item.storage_index.offset or ())]
+        one = held[tuple(item.storage_index.offset or ())]
+        one.file.check()
+        data = one.data
         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             data = data.narrow(dim, start, length)
         with torch.no_grad():
             planner.resolve_tensor(item).copy_(data)
-
-
-def _tensors(file: BinaryIO, path: Path, size: int) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, in its own memory: the system reads what is looked at."""
-    header, start = tensor_file.header(file, path, size)
-    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable
-    found = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype, shape, first, last = tensor_file.entry(path, name, entry)
-        if start + last > size or first == last:
-            raise _refused(path, f"{name} lies beyond its end, or is empty")
-        data = torch.frombuffer(memory, dtype=torch.uint8, count=last - first, offset=start + first)
-        found[name] = data.view(dtype).view(shape)
-    return found
 
 
 def _place(key: str, path: Path) -> tuple[list[Any], tuple[int, ...], tuple[int, ...]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from hasten.devices import runtime
-from hasten.errors import Interrupted, UsageError
+from hasten.errors import CheckpointError, Interrupted, UsageError
 from hasten.observe.progress import epoch_line
 from hasten.observe.records import EpochRecord
-from hasten.train import checkpoint
+from hasten.train import checkpoint, pieces
 from hasten.train import state as states
 from hasten.train.folder import RunFolder
 from hasten.train.keeping import Keeper
@@ -208,25 +208,24 @@ class Saver(Keeper):
         return f"Resume with: {hint}{again}"
 
     def _resume(self) -> None:
-        writer = self._writer
-        read = not self.strategy.in_parts
-        saved = self.world.by_main(
-            lambda: writer.newest(say=self.say, read_parts=read) if writer else None
-        )
-        path = self.world.first(saved.path if saved is not None else None)
+        writer, in_parts = self._writer, self.strategy.in_parts
+        path = self._newest() if self.settings.resume else None
         if path is None:
             if self.settings.resume and writer is not None:
                 writer.log.truncate_after(0, epochs=0, batches=0)
             return
-        if saved is None:  # one after the other on the host, and never on another one's device
-            saved = checkpoint.load(path, map_location="cpu", read_parts=read)
-        self._resumed_sources = states.apply(self, saved)
+        # To the host first: the device is given what is its own, tensor by tensor.
+        saved = self.world.by_all(
+            lambda: checkpoint.load(path, map_location="cpu", read_parts=not in_parts)
+        )
+        self._resumed_sources = self.world.by_all(lambda: states.apply(self, saved))
         batches = [int(position["batches"]) for position in self._resumed_sources]
         self._in_restored_epoch = any(batches)
         self.resumed_from = saved.path
         self._saved_step = self.global_step
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
         if writer is not None:
+            writer.last_saved = saved.path
             if self.best is not None and self.best[1] == self.global_step and not any(batches):
                 writer.mark_best(saved.path)  # a kill may have come between saving and marking
             damaged = writer.log.truncate_after(
@@ -239,6 +238,27 @@ class Saver(Keeper):
             where = f"{self.epoch} epochs done, step {self.global_step}"
         self.say(f"Resumed from {saved.path} ({where})")
         self._emit_event("resumed", str(saved.path))
+
+    def _newest(self) -> Path | None:
+        """The newest checkpoint that all processes find whole: each has checked what it will load.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none is whole.
+        """
+        assert self.folder is not None
+        rank, size = self.world.rank, self.world.size
+        found, passed_over = checkpoint.newest(
+            self.folder / checkpoint.FOLDER,
+            self.world,
+            reads=(lambda one: pieces.files_for(one, rank, size))
+            if self.strategy.in_parts
+            else None,
+        )
+        for path, why in passed_over:
+            self.say(f"Passed over {path}: {why}")
+        if found is None and passed_over:
+            raise CheckpointError(f"{self.folder} holds no whole checkpoint to resume from")
+        return found
 
     def _note_best(self, record: EpochRecord) -> bool:
         step = self.best[1] if self.best is not None else None

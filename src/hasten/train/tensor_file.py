@@ -41,13 +41,17 @@ _ALIGNED_BYTES = 8
 _PIECE_BYTES = 2**20
 
 
-def write(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def write(
+    file: BinaryIO,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write tensors; the bytes depend on what is given and on nothing else.
 
     Args:
         file: open for writing.
         tensors: contiguous, on the host.
-        metadata: kept in the header, with a SHA-256 of all else.
+        metadata: kept in the header, with a SHA-256 of all else; None leaves both out.
 
     Raises:
         CheckpointError: a tensor is of a kind that the format does not have.
@@ -55,7 +59,7 @@ def write(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping
     """
     # Large items first, so that each begins at a multiple of its size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    header: dict[str, Any] = {"__metadata__": dict(sorted((metadata or {}).items()))}
     at = 0
     for name in order:
         tensor = tensors[name]
@@ -67,7 +71,8 @@ def write(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping
             "data_offsets": [at, at + tensor.nbytes],
         }
         at += tensor.nbytes
-    header["__metadata__"][CHECKSUM] = _digest(header, (_bytes(tensors[n]) for n in order))
+    if metadata is not None:
+        header["__metadata__"][CHECKSUM] = _digest(header, (_bytes(tensors[n]) for n in order))
     text = _dumped(header)
     text += b" " * (-len(text) % _ALIGNED_BYTES)
     file.write(struct.pack("<Q", len(text)))

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hasten
-from hasten.train import weights
+from hasten.train import manifest, pieces, weights
 
 CASES: dict[str, Callable[[], Any]] = {}
 
@@ -405,6 +405,21 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
+def checked(folder: Path) -> Any:
+    """Go on, and note which files of parts this process has read against their checksums."""
+    read, names = pieces.PartFile._digest, set[str]()
+
+    def noted(file: pieces.PartFile) -> str:
+        names.add(file.name)
+        return read(file)
+
+    pieces.PartFile._digest = noted  # type: ignore[method-assign]
+    try:
+        return journey(folder, resume=True, strategy="fsdp") | {"checked": names}
+    finally:
+        pieces.PartFile._digest = read  # type: ignore[method-assign]
+
+
 def journeys(target: Path) -> dict[str, Any]:
     """Stopped by several processes or by one, gone on with by others."""
 
@@ -413,6 +428,16 @@ def journeys(target: Path) -> dict[str, Any]:
             shutil.copytree(target / name, target / new)
         torch.distributed.barrier()
         return target / new
+
+    def damaged(name: str, new: str) -> Path:
+        """One bit of what the last process has saved of the newest checkpoint is another."""
+        place = copied(name, new)
+        newest = sorted((place / "checkpoints").glob("step-*"))[-1]
+        if rank() == 0:
+            part = newest / manifest.part_name(1)
+            part.write_bytes(part.read_bytes()[:-1] + b"!")
+        torch.distributed.barrier()
+        return place
 
     wet: dict[str, Any] = {"dropout": 0.5}
     return {
@@ -424,7 +449,8 @@ def journeys(target: Path) -> dict[str, Any]:
         "ddp to fsdp": journey(copied("ddp", "a"), resume=True, strategy="fsdp"),
         "fsdp stopped": journey(target / "fsdp", stop=8, strategy="fsdp"),
         "fsdp to ddp": journey(copied("fsdp", "b"), resume=True),
-        "fsdp gone on": journey(copied("fsdp", "c"), resume=True, strategy="fsdp"),
+        "fsdp gone on": checked(copied("fsdp", "c")),
+        "fsdp damaged": journey(damaged("fsdp", "f"), resume=True, strategy="fsdp"),
         "alone to ddp": journey(copied("alone", "d"), resume=True),
         "alone to fsdp": journey(copied("alone", "e"), resume=True, strategy="fsdp"),
     }

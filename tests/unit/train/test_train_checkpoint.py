@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 import hasten
 from hasten.errors import CheckpointError, UsageError
-from hasten.train import atomic, checkpoint
+from hasten.train import atomic, checkpoint, manifest
 
 
 def save(folder: Path, step: int, **meta: Any) -> Path:
@@ -152,6 +153,68 @@ def test_prune_does_not_count_what_is_broken(folder: Path) -> None:
     flip(paths[2] / "model.pt", -30)
     assert checkpoint.prune(folder, 1) == [paths[0]]
     assert checkpoint.newest(folder)[0] == paths[1]
+
+
+class Reads:
+    """Notes the files that are read whole, against their checksums."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        read = manifest._digest
+
+        def digest(file: Any) -> str:
+            self.names.append(Path(file.name).name)
+            return read(file)
+
+        patch.setattr(manifest, "_digest", digest)
+
+    def take(self) -> list[str]:
+        names, self.names = self.names, []
+        return names
+
+
+def aged(path: Path) -> None:
+    """As files are that nobody has touched for a while."""
+    for file in path.iterdir():
+        os.utime(file, (time.time() - 60,) * 2)
+
+
+def test_choosing_a_checkpoint_and_loading_it_reads_it_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(folder, 1)
+    aged(path)
+    reads = Reads(monkeypatch)
+    assert checkpoint.newest(folder)[0] == path
+    checkpoint.load(path, map_location="cpu")
+    assert reads.take() == ["model.pt", "training.pt"]
+    flip(path / "model.pt", -30)
+    assert checkpoint.newest(folder)[0] is None
+    assert reads.take() == ["model.pt"]
+    with pytest.raises(CheckpointError, match="is altered"):
+        checkpoint.load(path, map_location="cpu")
+
+
+def test_a_file_that_was_changed_just_now_is_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(folder, 1)
+    reads = Reads(monkeypatch)
+    for _ in range(2):
+        checkpoint.load(path, map_location="cpu")
+    assert reads.take() == ["model.pt", "training.pt"] * 2
+
+
+def test_what_was_written_is_not_read_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = Reads(monkeypatch)
+    for step in (1, 2, 3, 4):
+        save(folder, step)
+        checkpoint.prune(folder, 2)
+    assert reads.take() == []
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000004"]
+    aged(folder / "step-00000004")  # touched by somebody else
+    checkpoint.prune(folder, 1)
+    assert reads.take() == ["model.pt", "training.pt"]
 
 
 def test_prune_refuses_to_keep_none(folder: Path) -> None:

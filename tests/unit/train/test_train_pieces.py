@@ -40,6 +40,26 @@ class Pair(World):
         theirs = self._mine.get(timeout=20)
         return [value, theirs] if self.is_main else [theirs, value]
 
+    def most(self, values: Any) -> list[int]:
+        return [max(pair) for pair in zip(*self.gather(values), strict=True)]
+
+
+def of_both(act: Callable[[World], Any]) -> list[Any]:
+    """What each of two processes comes to."""
+    lanes: tuple[queue.Queue[Any], queue.Queue[Any]] = (queue.Queue(), queue.Queue())
+    found: list[Any] = [None, None]
+
+    def work(rank: int) -> None:
+        found[rank] = act(Pair(rank, lanes))
+
+    other = threading.Thread(target=work, args=(1,))
+    other.start()
+    try:
+        work(0)
+    finally:
+        other.join(20)
+    return found
+
 
 def together(folder: Path, lead: Callable[[Parts], None]) -> None:
     """Rows 0 to 3 of a tensor are with the first of two processes, the others with the second."""
@@ -105,6 +125,55 @@ def test_a_part_that_is_altered_is_named(tmp_path: Path, number: int) -> None:
     with pytest.raises(CheckpointError, match=f"{path.name} is altered"):
         checkpoint.load(folder, map_location="cpu")
     assert checkpoint.newest(tmp_path)[0] is None
+
+
+def test_each_process_checks_what_it_reads_and_the_first_one_the_rest(tmp_path: Path) -> None:
+    found = manifest.read(saved(tmp_path))
+    whole = {"model.pt", "training.pt"}
+    first, second = (manifest.part_name(number) for number in (0, 1))
+
+    def read(rank: int, of: int) -> set[str]:
+        return pieces.files_for(found, rank, of) - whole
+
+    assert [read(rank, 2) for rank in (0, 1)] == [{first}, {first, second}]  # rows 3 to 5
+    assert read(0, 1) == {first, second}
+    assert [read(rank, 3) for rank in (0, 1, 2)] == [{first}, {first}, {second}]
+    assert read(7, 8) == set()  # more processes than rows
+    assert all(pieces.files_for(found, rank, 3) > whole for rank in (0, 1, 2))
+
+
+def test_a_part_that_is_not_read_is_not_checked_and_one_that_is_read_is(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    path = folder / manifest.part_name(1)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    stored = checkpoint.load(folder, map_location="cpu", read_parts=False).model["w"]
+    assert stored.shape == (6, 4)
+    with pytest.raises(CheckpointError, match=f"{path.name} is altered"):
+        pieces.whole(stored)
+
+
+def test_damage_that_one_process_finds_makes_all_pass_the_checkpoint_over(tmp_path: Path) -> None:
+    old, new = tmp_path / "step-00000001", saved(tmp_path)
+    checkpoint.save(old, model={}, training={}, meta={"step": 1})
+
+    def newest(world: World) -> Any:
+        def reads(found: manifest.Manifest) -> set[str]:
+            if not found.in_parts:
+                return set(found.files)
+            return {manifest.part_name(world.rank)}
+
+        return checkpoint.newest(tmp_path, world, reads=reads)
+
+    assert of_both(newest) == [(new, [])] * 2
+    path = new / manifest.part_name(1)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    found = of_both(newest)
+    assert [path for path, _ in found] == [old, old]
+    assert found[0] == found[1]
+    assert found[0][1][0][1].startswith("rank 1: ")
+    assert "is altered" in found[0][1][0][1]
 
 
 def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -170,7 +170,15 @@ def test_what_goes_on_with_as_many_processes_is_what_was_never_stopped_to_the_bi
 
 @pytest.mark.parametrize(
     "name",
-    ["ddp", "ddp to fsdp", "fsdp to ddp", "fsdp gone on", "alone to ddp", "alone to fsdp"],
+    [
+        "ddp",
+        "ddp to fsdp",
+        "fsdp to ddp",
+        "fsdp gone on",
+        "fsdp damaged",
+        "alone to ddp",
+        "alone to fsdp",
+    ],
 )
 def test_a_run_goes_on_by_another_strategy_and_other_processes(
     several: list[dict[str, Any]], name: str
@@ -193,6 +201,11 @@ def test_one_process_goes_on_with_what_several_began(
     samples = stopped // 6 * 43 + stopped % 6 * 8
     assert batches == stopped
     assert found["order"] == alone["order"][samples:]
+
+
+def test_each_process_reads_and_checks_its_own_part(several: list[dict[str, Any]]) -> None:
+    read = [rank["journeys"]["fsdp gone on"]["checked"] for rank in several]
+    assert read == [{"part-00000.safetensors"}, {"part-00001.safetensors"}]
 
 
 def test_each_process_saves_its_own_part(several: list[dict[str, Any]]) -> None:

@@ -12,7 +12,8 @@ from hasten.feed.order import Shard
 from hasten.train import launch, slurm
 from hasten.train import world as worlds
 from hasten.train.agreement import Agreement
-from hasten.train.world import ALONE, ElsewhereError, Place, World, lost_a_peer
+from hasten.train.failing import lost_a_peer
+from hasten.train.world import ALONE, ElsewhereError, Place, World
 
 TORCHRUN = {
     "RANK": "5",
