@@ -21,6 +21,7 @@ from hasten.errors import DataError, UsageError
 from hasten.feed import randomness
 from hasten.feed.keys import SAMPLER, mix, permutation
 from hasten.feed.options import Options
+from hasten.feed.position import check_reached
 
 # They draw all that they need when they start (or keep a generator of their own from then on),
 # so the global generators need to be seeded for their first batch only.
@@ -193,12 +194,7 @@ class GivenOrder:
             inside = randomness.save() if self._lazy else {}
         finally:
             randomness.restore(outside)
-        if passed < first:
-            raise DataError(
-                f"the position is batch {first:,} of the epoch, and the sampler "
-                f"{type(self._inner).__name__} gave {passed:,} batches only: it was saved with "
-                "another data set, sampler or batch_size"
-            )
+        check_reached(first, passed, self._inner)
         yield from head
         if not self._lazy:
             yield from source if head else ()

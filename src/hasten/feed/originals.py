@@ -18,6 +18,7 @@ from hasten.feed.jobs import Jobs, raise_failure
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
+from hasten.feed.position import check_reached
 from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Made
 from hasten.feed.sources import Item, Report
@@ -227,7 +228,9 @@ class OriginalStream:
                 if trouble:
                     said = True
                     self._say(trouble)
-                if piece is not None and number >= first:
+                if piece is None:
+                    check_reached(first, number, loader.dataset)
+                elif number >= first:
                     yield number, piece.batch, None
                 del piece
             kept = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hasten.errors import UsageError
+from hasten.errors import DataError, UsageError
 from hasten.feed.options import Options
 
 _log = logging.getLogger("hasten.feed")
@@ -74,6 +74,19 @@ def checked(state: Any, seed: int) -> tuple[int, int]:
 def _count(value: Any) -> bool:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return whole and bool(value >= 0)
+
+
+def check_reached(first: int, given: int, whose: Any) -> None:
+    """Refuse a position that lies beyond an epoch's end: going on there would give nothing.
+
+    Raises:
+        DataError: of the batches before `first`, only `given` came.
+    """
+    if given < first:
+        raise DataError(
+            f"the position is batch {first:,} of the epoch, and {type(whose).__name__} gave "
+            f"{given:,} batches only: it was saved with another data set, sampler or batch_size"
+        )
 
 
 def tell_of_length(loader: Any, options: Options, given: int) -> bool:

@@ -16,6 +16,7 @@ from hasten.feed import randomness
 from hasten.feed.compare import identical
 from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
+from hasten.feed.position import check_reached
 from hasten.feed.relay import Relay
 from hasten.feed.samples import Maker
 from hasten.feed.tables import Resident, Table
@@ -228,22 +229,17 @@ class Stream:
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        size = self._batch_size or 1
         outside, inside = randomness.save(), None
-        source: Iterator[Any] | None = None
+        read: Iterator[Item] | None = None
         number = first
         while True:
             try:
-                if inside is None or source is None:
+                if read is None or inside is None:
                     randomness.seed(mix(self._seed, epoch, WORKERS, 0))  # as worker 0 of 1
-                    source = iter(self._dataset)
-                    samples = list(islice(source, first * size, (first + 1) * size))
+                    read = self._read(iter(self._dataset), first)
                 else:
                     randomness.restore(inside)
-                    samples = list(islice(source, size))
-                whole = len(samples) == size
-                give = bool(samples) and (whole or not self._drop_last)
-                batch = self._collated(samples, number) if give else None
+                item = next(read, None)
                 inside = randomness.save()
             except DataError:
                 raise
@@ -254,12 +250,26 @@ class Stream:
                 ) from error
             finally:
                 randomness.restore(outside)
-            if give:
-                yield number, batch, None
-                number += 1
-            if not whole:
+            if item is None:
                 return
+            yield item
+            number = item[0] + 1
+            del item
             outside = randomness.save()
+
+    def _read(self, source: Iterator[Any], first: int) -> Iterator[Item]:
+        """The batches from `first` on; those before are put together only where that may draw."""
+        size, number, whole = self._batch_size or 1, 0, True
+        while whole:
+            samples = list(islice(source, size))
+            whole = len(samples) == size
+            if samples and (whole or not self._drop_last):
+                if number >= first:
+                    yield number, self._collated(samples, number), None
+                elif self._collate not in (default_collate, default_convert):
+                    self._collated(samples, number)
+                number += 1
+        check_reached(first, number, self._dataset)
 
     def _collated(self, samples: list[Any], number: int) -> Any:
         try:

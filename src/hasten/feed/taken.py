@@ -15,6 +15,7 @@ from hasten.feed import randomness
 from hasten.feed.draws import Drawn, Draws, Foreseen, LateOrder
 from hasten.feed.options import Options
 from hasten.feed.order import Shard
+from hasten.feed.position import check_reached
 
 _KEY = "dataloader"
 
@@ -125,8 +126,11 @@ class TakenOrder(LateOrder):
                 self.base, self.after = draws.base, {}
             if resume is not None:
                 self.base, self.after = resume["base"], dict(resume["after"])
-            for _ in range(first):
-                self.note(self._skipped(draws))
+            for number in range(first):
+                indices = self._skipped(draws)
+                if indices is None:
+                    check_reached(first, number, self._drawn.sampler)
+                self.note(indices)
             if foreseen is not None:
                 foreseen.skip(first)
         if resume is not None and self._digest() != resume["digest"]:

@@ -23,6 +23,7 @@ from hasten.feed.options import Options
 from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, Virtual, plan_of
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
+from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
 from hasten.feed.taken import TakenOrder, left_as_it_is
 
@@ -80,7 +81,7 @@ class TakenFeeds:
             with order.from_start(first) as resume:
                 batches = iter(self.original)
                 if resume is not None:
-                    order.check_unmoved(lambda: sum(1 for _ in islice(batches, first)))
+                    order.check_unmoved(lambda: _pass_over(batches, first, self.original.dataset))
             return self._as_it_is(batches, plan, device, ahead, epoch, first)
         if self.original.num_workers:
             draws, _ = order.begin(first)
@@ -366,6 +367,10 @@ def _rest(draws: Draws) -> Iterator[Any]:
         except StopIteration:
             return
         yield indices
+
+
+def _pass_over(batches: Iterator[Any], first: int, whose: Any) -> None:
+    check_reached(first, sum(1 for _ in islice(batches, first)), whose)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
+from hasten.feed.position import check_reached
 from hasten.feed.pool import Pool, Work
 from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Maker
@@ -128,7 +129,9 @@ class Processes:
             said = repeats(options.dataset, readers, piece)
             if said:
                 raise DataError(said)
-            if piece is not None and number >= first:
+            if piece is None:
+                check_reached(first, number, options.dataset)
+            elif number >= first:
                 yield number, piece.batch, None
             del piece
 

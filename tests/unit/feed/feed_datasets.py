@@ -86,6 +86,13 @@ class Stream(IterableDataset):
             yield index + random.random(), torch.rand(1)
 
 
+class Counting(Stream):
+    """A stream that draws nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(self.count))
+
+
 def drawing_collate(samples: list[Any]) -> Any:
     """Draws too, as mixup in a collate function does."""
     stacked = torch.stack([torch.as_tensor(sample[0], dtype=torch.float64) for sample in samples])

@@ -8,9 +8,9 @@ import feed_datasets as kinds
 import pytest
 import torch
 from feed_datasets import same
-from torch.utils.data import Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
 
-from hasten.errors import UsageError
+from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 
 
@@ -117,6 +117,48 @@ def test_a_position_at_the_end_gives_an_empty_rest() -> None:
     other.load_state_dict(state)
     assert list(other) == []
     assert other.state_dict()["epoch"] == 1
+
+
+BEYOND: dict[str, Any] = {
+    "a stream": lambda: Loader(kinds.Stream(), 4),
+    "a stream of one worker": lambda: Loader(kinds.Stream(), 4, num_workers=1),
+    "a stream of two": lambda: Loader(kinds.Stream(), 4, num_workers=2),
+    "whole batches of a stream": lambda: Loader(kinds.Stream(), 4, drop_last=True),
+    "a sampler": lambda: Loader(kinds.Plain(), 4, sampler=list(range(23))),
+    "hasten's order": lambda: Loader(kinds.Plain(), 4),
+    "taken, inline": lambda: taken(list("abcdefghijklmnopqrstuvw")),
+    "taken, tensors": lambda: taken(kinds.tables()["whole"]),
+    "taken, workers": lambda: taken(list("abcdefghijklmnopqrstuvw"), num_workers=1),
+    "taken, a stream": lambda: taken(kinds.Counting()),
+    "taken, a stream of workers": lambda: taken(kinds.Stream(), num_workers=1),
+}
+
+
+def taken(dataset: Any, **options: Any) -> Loader:
+    return Loader.from_dataloader(DataLoader(dataset, 4, **options))
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_a_position_beyond_the_end_is_refused(kind: str) -> None:
+    with BEYOND[kind]() as loader:
+        states = [loader.state_dict() for _ in loader]
+        state = states[-1]
+        loader.load_state_dict(state)
+        assert list(loader) == [], "the end is a position"
+        loader.load_state_dict(states[0])
+        next(iter(loader))
+        with pytest.raises((DataError, UsageError), match=r"position is batch \d of"):
+            loader.load_state_dict({**loader.state_dict(), "batch": state["batch"] + 1})
+            list(loader)
+
+
+def test_a_stream_whose_collate_function_draws_goes_on_exactly() -> None:
+    options: Any = {"batch_size": 4, "collate_fn": kinds.drawing_collate}
+    expected = list(Loader(kinds.Stream(), **options))
+    for first in range(len(expected)):
+        loader = Loader(kinds.Stream(), **options)
+        loader.load_state_dict({"epoch": 0, "batch": first, "seed": 0})
+        assert same(list(loader), expected[first:])
 
 
 def test_iterations_side_by_side_do_not_disturb_each_other() -> None:
