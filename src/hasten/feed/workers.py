@@ -16,8 +16,8 @@ from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
-from hasten.feed.position import check_reached
 from hasten.feed.pool import Pool, Work
+from hasten.feed.position import check_reached
 from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Maker
 from hasten.feed.sources import Inline, Item, Report
