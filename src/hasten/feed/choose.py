@@ -21,7 +21,7 @@ from hasten.feed.measure import Measured, measure_apart
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.reading import harmless
-from hasten.feed.samples import Maker
+from hasten.feed.samples import Maker, many_of
 from hasten.feed.tables import Table
 
 Clock = Callable[[], float]
@@ -44,6 +44,10 @@ _NICENESS = 10  # a tenth of a core against a step that wants it, and all that i
 _MOST_AHEAD = 8  # batches a worker
 _RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WAITS = "mostly waiting"
+_UNSTEADY = (
+    "and an index gives another one each time (of a generator, a counter or a clock of its own): "
+    "made by others, batches would hold others"
+)
 
 
 class Planner:
@@ -131,7 +135,7 @@ class Planner:
     def _several(self) -> bool:
         """Several threads may ask the data set for samples at once, for all that its code says."""
         return self._maker.fetch is not None or (
-            not hasattr(self._options.dataset, "__getitems__") and harmless(self._options.dataset)
+            many_of(self._options.dataset) is None and harmless(self._options.dataset)
         )
 
     def _of_table(self, device: torch.device | None, *, asked: bool) -> Plan:
@@ -182,6 +186,8 @@ class Planner:
             each = f"over {each}"
         if self._batch_s(cost) < _CHEAP_BATCH_S:
             return Plan(name="inline", reason=f"{each}, too cheap to hand over")
+        if not cost.steady:
+            return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
         have, waits = cores(), cost.busy <= 0.5 and not cost.cut
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         if maker.fetch is not None and (waits or cost.cut or free > _FREE or have == 1):
@@ -267,14 +273,15 @@ class Planner:
         pool = plan.name == "threads" and plan.workers > 1
         alone = self._maker.fetch is None and plan.name != "processes" and not pool
         if alone:  # the loop's thread, or one beside it
-            if cost is None or cost.opens or (have == 1 and not waits):
+            if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
             if self._batch_s(cost) < _HANDOVER_S:
                 return None
             grown = self._by_processes(cost, plan.reason)
             return _like(grown, plan) if grown.workers else None
         if plan.name == "inline":
-            return _like(self._threads(have, plan.reason), plan) if have > 1 else None
+            steady = cost is None or cost.steady
+            return _like(self._threads(have, plan.reason), plan) if have > 1 and steady else None
         count = plan.workers + max(1, plan.workers // 4)
         most = _MOST_WORKERS if waits else min(_MOST_WORKERS, have)
         if count > most or self._within_memory(count) < count:
@@ -339,7 +346,8 @@ class Planner:
         """A plan for the rest, after this one turned out not to suit the data set."""
         reason = f"{plan.reason}; not {plan.name}: {why}"
         cost = self._cost
-        worth = cost is not None and not cost.opens and self._batch_s(cost) >= _CHEAP_BATCH_S
+        apart = cost is not None and cost.steady and not cost.opens
+        worth = apart and cost is not None and self._batch_s(cost) >= _CHEAP_BATCH_S
         if plan.name == "threads" and worth and cost is not None and self._options.chosen:
             return _like(self._by_processes(cost, reason), plan)
         return _like(Plan(name="inline", reason=reason), plan)

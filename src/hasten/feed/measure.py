@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import pickle
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from hasten.feed import randomness
+from hasten.feed.compare import identical
 from hasten.feed.samples import Maker
 
 Clock = Callable[[], float]
@@ -29,6 +31,8 @@ TRIAL_S = 0.5
 _TRIAL_SAMPLES = 64
 _TELLING_S = 0.15  # cheap samples are tried for longer: the first of them find their caches cold
 _MOST_SAMPLES = 4096
+_AGAIN_SAMPLES = 8  # asked for twice more, to see whether they are the same
+_AGAIN_S = 0.1
 _PATIENCE_S = 0.9  # a child that has not answered by then is not waited for
 _TICK_S = 0.0005
 _LATE_S = 0.0001  # a thread that got the interpreter so late has waited for its lock
@@ -49,6 +53,8 @@ class Measured:
         bytes: of the tensors and arrays in one sample.
         draws: the global random generators that samples or the collate function drew from.
         opens: files that samples opened and left open; workers that are forked would share them.
+        steady: an index gives the same sample each time it is asked for, with the global
+            generators seeded alike.
         cut: the trial took too long and was ended.
     """
 
@@ -60,6 +66,7 @@ class Measured:
     bytes: int = 0
     draws: frozenset[str] = frozenset()
     opens: bool = False
+    steady: bool = True
     cut: bool = False
 
     @property
@@ -126,6 +133,9 @@ def measure(
             each_s = max(cpu, seconds - waited_s) / max(1, timed)
             free = lock.free(each_s)
             draws = randomness.touched(outside) | maker.uses
+            steady = _steady(
+                maker, draws, [number * step % count for number in range(made)], each_s
+            )
         finally:
             randomness.restore(outside)
     if not samples:
@@ -139,7 +149,26 @@ def measure(
         bytes=size // timed,
         draws=draws,
         opens=_files() != files,
+        steady=steady,
     )
+
+
+def _steady(maker: Maker, draws: frozenset[str], indices: list[int], each_s: float) -> bool:
+    """Whether samples come out the same when they are asked for again, as far as time allows.
+
+    One that counts its calls, writes to what it reads, or draws from a generator of its own does
+    not: what a batch holds would depend on who makes it.
+    """
+    seeded = copy.copy(maker)
+    seeded.uses = draws
+    for index in indices[: max(1, int(_AGAIN_S / max(each_s, 1e-9)) // 2)][:_AGAIN_SAMPLES]:
+        try:
+            first = copy.deepcopy(seeded.sample(0, index))  # the next may write to what it shows
+            if not identical(first, seeded.sample(0, index)):
+                return False
+        except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
+            continue
+    return True
 
 
 def measure_apart(maker: Maker, count: int, batch: int, *, clock: Clock) -> Measured | None:

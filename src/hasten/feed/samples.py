@@ -87,6 +87,14 @@ def fetch_of(dataset: Any) -> Fetch | None:
     return None
 
 
+def many_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """How to get a batch's samples at once, where the data set (or the one below) can do it."""
+    many: Callable[[list[Any]], Any] | None = getattr(dataset, "__getitems__", None)
+    if not callable(many) or (type(dataset) is Subset and many_of(dataset.dataset) is None):
+        return None
+    return many
+
+
 class _SubsetFetch:
     def __init__(self, below: Fetch, indices: Sequence[int]) -> None:
         self._below = below
@@ -134,8 +142,7 @@ class Maker:
         self.default_collate = collate_fn is None or collate_fn is default_collate
         self.collate_fn = collate_fn or (default_collate if batched else default_convert)
         self.fetch = fetch_of(dataset)
-        many = getattr(dataset, "__getitems__", None)
-        self._many = many if callable(many) and type(dataset) is not Subset else None
+        self._many = many_of(dataset)
         self.uses: frozenset[str] = frozenset()
 
     def make(self, epoch: int, number: int, indices: Any) -> Made:

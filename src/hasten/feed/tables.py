@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from hasten.feed import randomness
 from hasten.feed.buffers import Array, array, tensor_of
-from hasten.feed.columns import Layout, parts_in
+from hasten.feed.columns import Column, Layout, Part, parts_in
 from hasten.feed.compare import identical
 from hasten.feed.interpret import layout_of
 from hasten.feed.keys import Indices, permutation
+from hasten.feed.samples import many_of
 
 _TRIALS = 3
 _TRIAL_ROWS = 8
@@ -152,8 +160,8 @@ def recognise(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> Table | 
     """The table behind a data set, where batching it by index gives what collating gives.
 
     TensorDataset; data sets whose `__getitem__` is seen to only index tensors, arrays or lists
-    of numbers, and to do the same to each number (`columns`); Subset, random_split and
-    ConcatDataset of them. Several batches, of the first, the last, repeated and random samples,
+    of numbers, and to do the same to each number (`columns`); Subset, random_split, StackDataset
+    and ConcatDataset of them. Several batches, of the first, the last, repeated and random samples,
     are compared bit by bit with the ordinary way; where anything differs, fails or is drawn,
     there is no table.
     """
@@ -229,8 +237,10 @@ def _flatten(dataset: Any) -> _Found | None:
         return _subset(dataset)
     if type(dataset) is ConcatDataset:
         return _concatenated(dataset)
+    if type(dataset) is StackDataset:
+        return _stacked(dataset)
     layout = layout_of(dataset)
-    if layout is None:
+    if layout is None or many_of(dataset) is not None:  # that one's code was not read
         return None
     columns = [part.column.rows for part in parts_in(layout.shape)]
     count = len(dataset)
@@ -284,6 +294,49 @@ def _concatenated(dataset: ConcatDataset[Any]) -> _Found | None:
     if any(layout is not first for layout in layouts) and not _same_layouts(layouts):
         return None
     return _Found(parts, np.concatenate(orders).astype(np.int64), first, holds)
+
+
+def _stacked(dataset: StackDataset) -> _Found | None:
+    """The columns of all, side by side, where they are whole or all in one order."""
+    given = dataset.datasets
+    children = list(given.values() if isinstance(given, dict) else given)
+    found = [_Found([[c]]) if type(c) is torch.Tensor else _flatten(c) for c in children]
+    whole = [child for child in found if child is not None and len(child.parts) == 1]
+    if len(whole) < len(children):
+        return None
+    order = _order_of(whole[0])
+    if not all(np.array_equal(_order_of(child), order) for child in whole):
+        return None
+    shapes = [
+        child.layout.shape if child.layout is not None else _sample(child.parts[0], bare)
+        for child, bare in zip(whole, map(_is_tensor, children), strict=True)
+    ]
+
+    def same() -> bool:
+        now = list(given.values() if isinstance(given, dict) else given)
+        same_ones = len(now) == len(children) and all(map(operator.is_, now, children))
+        return dataset.datasets is given and same_ones
+
+    shape = dict(zip(given, shapes, strict=True)) if isinstance(given, dict) else tuple(shapes)
+    return _Found(
+        [[column for child in whole for column in child.parts[0]]],
+        None if all(child.order is None for child in whole) else order,
+        Layout(shape, ()),
+        [*(holds for child in whole for holds in child.holds), same],
+    )
+
+
+def _is_tensor(child: Any) -> bool:
+    return type(child) is torch.Tensor
+
+
+def _sample(columns: list[torch.Tensor], bare: bool) -> Any:
+    parts = tuple(Part(Column(column, column)) for column in columns)
+    return parts[0] if bare else parts
+
+
+def _order_of(found: _Found) -> Indices:
+    return np.arange(found.count) if found.order is None else found.order
 
 
 def _same_layouts(layouts: list[Layout | None]) -> bool:
