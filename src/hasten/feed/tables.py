@@ -296,7 +296,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> _Found | None:
     return _Found(parts, np.concatenate(orders).astype(np.int64), first, holds)
 
 
-def _stacked(dataset: StackDataset) -> _Found | None:
+def _stacked(dataset: StackDataset[Any]) -> _Found | None:
     """The columns of all, side by side, where they are whole or all in one order."""
     given = dataset.datasets
     children = list(given.values() if isinstance(given, dict) else given)
