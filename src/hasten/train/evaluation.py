@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from hasten.errors import DataError, UsageError
+from hasten.train import loss_over
 from hasten.train.half import to_float32
 from hasten.train.source import split
 
@@ -25,7 +27,8 @@ class Evaluation:
     """What a model does on a loader's samples."""
 
     loss: float
-    """Mean over samples; NaN or infinite where the model's outputs are."""
+    """Mean over samples, or over what else the loss is a mean over; NaN or infinite where the
+    model's outputs are."""
     samples: int
     accuracy: float | None = None
     """Share of labelled samples whose highest output is their label, 0 to 1; None without class
@@ -48,6 +51,7 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
     loss: Callable[[Any, Any], torch.Tensor],
     loader: Iterable[Any],
     metrics: Mapping[str, Any],
+    over: loss_over.LossOver = "auto",
 ) -> Evaluation:
     """Run the model in eval mode over a loader; its mode is put back.
 
@@ -57,6 +61,7 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
         loss: ``loss(outputs, labels)``, the mean over a batch.
         loader: batches as :meth:`hasten.Trainer.fit` takes them.
         metrics: torchmetrics objects by name, reset first.
+        over: what the loss is a mean over.
 
     Raises:
         DataError: the loader gives no batch.
@@ -65,6 +70,7 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
     from hasten.train.trainer import call
 
     total = torch.zeros((), dtype=torch.float32, device=run.device)
+    weights: float | torch.Tensor = 0.0
     hits: Hits | None = None
     samples = 0
     for metric in metrics.values():
@@ -82,7 +88,16 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
             size = run.counted
             if not size:
                 continue  # another process counts it
-            total += value.detach() * size
+            counts = loss_over.of(over, loss, outputs, labels)
+            if isinstance(counts, str):
+                if counts == "nothing":  # a batch's sum counts as often as it has samples
+                    value = value * (run.counted_of_all / size)
+                total += value.detach() * size
+                weights += size
+            else:
+                weight = torch.as_tensor(counts, device=run.device).float()
+                total += torch.where(weight > 0, value.detach() * weight, 0.0)
+                weights = weights + weight
             if samples == 0 and is_classification(outputs, labels):
                 hits = Hits(outputs.shape[1], run.device)
             if hits is not None:
@@ -93,13 +108,13 @@ def evaluate(  # loader that keeps batches on the device gives the same ones to 
     finally:
         for part, mode in modes.items():
             part.training = mode
-    summed, counted = run.world.sum([total.item(), samples])
+    summed, weighed, counted = run.world.sum([total.item(), float(weights), samples])
     if counted == 0:
         raise DataError("the data to evaluate on gives no batch: is it empty?")
     if run.world.any(hits is not None):
         hits = together(run, hits)
     return Evaluation(
-        loss=summed / counted,
+        loss=summed / weighed if weighed else math.nan,
         samples=int(counted),
         accuracy=hits.accuracy() if hits else None,
         confusion=hits.confusion() if hits else None,

@@ -120,6 +120,8 @@ class Keeper:
         self.counted = 0
         """Samples of the batch read last, by a loop that does not train, that are this process's:
         0 where it repeats one of another's."""
+        self.counted_of_all = 0
+        """Samples of that batch that all processes have."""
         self._saving = False
         self._window = Window(settings.accumulate)
         self._owed: dict[Optimizer, LRScheduler | None] = {}  # they wait for more batches
@@ -182,6 +184,11 @@ class Keeper:
         training loss.
         """
         self._metrics.update({name: float(value) for name, value in values.items()})
+
+    @property
+    def samples(self) -> int:
+        """Of the batch under way, those of all processes."""
+        return self._samples
 
     @property
     def last_good(self) -> Path | None:

@@ -41,16 +41,16 @@ class LossMeter:
         self._immediate = runtime.is_host(device)
         self._window = window
         self._together = together
-        self._places: list[tuple[int, Any]] = []
+        self._places: list[tuple[float | None, Any]] = []
         if not self._immediate:
-            self._ring = torch.zeros(window, dtype=torch.float32, device=device)
-            self._slots = list(self._ring.unbind())
+            self._ring = torch.zeros(2, window, dtype=torch.float32, device=device)
+            self._slots, self._counts = (list(row.unbind()) for row in self._ring)
         self.reset()
 
     def reset(self) -> None:
         """Begin an epoch."""
-        self.total, self.samples = 0.0, 0
-        self._read_total, self._read_samples = 0.0, 0
+        self.total = self.samples = 0.0
+        self._read_total = self._read_samples = 0.0
         self._places.clear()
 
     def state(self) -> dict[str, float]:
@@ -62,15 +62,18 @@ class LossMeter:
     def restore(self, state: dict[str, float]) -> None:
         """Go on from the sums that :meth:`state` gave."""
         self._places.clear()
-        self.total, self.samples = state["total"], int(state["samples"])
-        self._read_total, self._read_samples = state["read_total"], int(state["read_samples"])
+        self.total, self.samples = state["total"], state["samples"]
+        self._read_total, self._read_samples = state["read_total"], state["read_samples"]
 
-    def add(self, loss: torch.Tensor, samples: int, place: Any = None) -> BadLoss | None:
+    def add(
+        self, loss: torch.Tensor, samples: float | torch.Tensor, place: Any = None
+    ) -> BadLoss | None:
         """Add the mean loss of a batch; say so when one that was read is not finite.
 
         Args:
             loss: of one element.
-            samples: in the batch.
+            samples: in the batch, or how much of what else it is a mean over: a loss over nothing
+                is not looked at.
             place: comes back if the loss is not finite.
 
         Raises:
@@ -78,13 +81,21 @@ class LossMeter:
         """
         try:
             if self._immediate:
-                value = loss.item()
+                value, samples = loss.item(), float(samples)
+                if not samples:
+                    return None
                 if value - value != 0.0:  # NaN and both infinities
                     return BadLoss(value, place)
                 self.total += value * samples
                 self.samples += samples
                 return None
-            self._slots[len(self._places)].copy_(loss.detach().view(()))
+            at = len(self._places)
+            self._slots[at].copy_(loss.detach().view(()))
+            known: float | None = None
+            if isinstance(samples, torch.Tensor):  # it is not read before the loss is
+                self._counts[at].copy_(samples)
+            else:
+                known = samples
         except (RuntimeError, AttributeError) as error:
             if isinstance(loss, torch.Tensor) and loss.numel() == 1:
                 raise
@@ -92,7 +103,7 @@ class LossMeter:
                 f"the loss is {_described(loss)}; it must be one number, the mean over the batch"
                 " (of a loss function, reduction='mean')"
             ) from error
-        self._places.append((samples, place))
+        self._places.append((known, place))
         return self.flush() if len(self._places) == self._window else None
 
     def flush(self) -> BadLoss | None:
@@ -100,8 +111,11 @@ class LossMeter:
         if not self._places:
             return None
         places, self._places = self._places, []
-        values = self._ring[: len(places)].cpu().tolist()
-        for value, (samples, place) in zip(values, places, strict=True):
+        values, counts = self._ring[:, : len(places)].cpu().tolist()
+        for value, count, (known, place) in zip(values, counts, places, strict=True):
+            samples = count if known is None else known
+            if not samples:
+                continue
             if not math.isfinite(value):
                 return BadLoss(value, place)
             self.total += value * samples

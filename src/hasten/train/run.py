@@ -23,6 +23,7 @@ from hasten.train import precision
 from hasten.train import state as states
 from hasten.train.agreement import Agreement
 from hasten.train.half import compile_in_place, run_at
+from hasten.train.loss_over import Over
 from hasten.train.saving import Saver
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.settings import RunOptions, RunSettings
@@ -209,10 +210,17 @@ class Run(Saver):
                 start(phases.WAIT)
             start(phases.OTHER)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, over: Over = "samples") -> None:
         """Compute gradients of a loss (one number, the mean over the batch).
 
-        It is added to the epoch's mean, weighted for accumulation, and scaled for float16.
+        It is added to the epoch's mean, weighted for accumulation and over the processes, and
+        scaled for float16.
+
+        Args:
+            loss: of what this process has of the batch.
+            over: what it is a mean over. Give a number (or a tensor of one element) where that is
+                not the batch's samples: tokens that are not padding, say. ``nothing`` is for a
+                sum over the samples.
 
         Raises:
             NonFiniteLoss: it is NaN or infinite: at once on the host, at the next log point on
@@ -220,13 +228,23 @@ class Run(Saver):
             UsageError: the loss is not one number.
         """
         self.timeline.start(phases.BACKWARD)
-        bad = self.meter.add(loss, self._mine, self.place)
+        samples, several = self._mine, self.world.size
+        counted: torch.Tensor | None = None
+        if isinstance(over, str):
+            if over == "nothing" and several > 1:  # as a mean over samples: their number of them
+                loss = loss * (self._samples / max(samples, 1))
+        else:
+            counted = torch.as_tensor(over if samples else 0, device=self.device).float()
+        bad = self.meter.add(loss, samples if counted is None else counted, self.place)
         if bad is not None:
             if self.world.size == 1:
                 raise self._bad_loss(bad)
             self._bad = self._bad or bad  # told when the processes agree: they wait for this one
-        if self.settings.accumulate > 1 or self.world.size > 1:
-            loss = self._window.share(loss, self._mine, self.world.size)
+        if counted is not None and (self.settings.accumulate > 1 or several > 1):
+            total = self.strategy.total(counted)
+            loss = self._window.share_of(loss, counted, total, several)
+        elif self.settings.accumulate > 1 or several > 1:
+            loss = self._window.share(loss, samples, several)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -359,7 +377,7 @@ class Run(Saver):
                     self._stop()
                 self._watchdog.beats += 1
                 self.last_batch = batch = source.onto_device(batch)
-                self.counted, _ = source.share(batch)
+                self.counted, self.counted_of_all = source.share(batch)
                 source.batches_done += 1
                 if self.counted or self.strategy.in_step:
                     yield batch

@@ -12,7 +12,7 @@ from torch import nn
 from hasten.errors import UsageError
 from hasten.train import norms, pieces
 from hasten.train.precision import Precision
-from hasten.train.strategies import Strategy, from_first
+from hasten.train.strategies import Strategy, from_first, total
 from hasten.train.world import World
 
 _BLOCK = 100_000  # parameters of a part that is worth bringing together by itself
@@ -73,6 +73,10 @@ class FSDP(Strategy):
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """See `Strategy`. The weights were the same when they were cut."""
         self.settle(modules)
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """See `Strategy`."""
+        return total(value)
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """See `Strategy`."""

@@ -68,6 +68,10 @@ class Strategy:
     def finish(self, parameters: Sequence[torch.Tensor]) -> None:
         """Before an optimizer steps: its gradients are those of all processes from here on."""
 
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a value on the device over all processes."""
+        return value
+
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """Before evaluation: what the processes hold besides weights is the same from here on."""
 
@@ -133,6 +137,10 @@ class DDP(Strategy):
             mine = [p for p in route.trained if id(p) in held]
             if mine:
                 route.finish(mine)
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """See `Strategy`."""
+        return total(value)
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """See `Strategy`. Those of the first process hold, as in each of DDP's own steps."""
@@ -298,6 +306,13 @@ def reads_buffers(module: nn.Module) -> bool:
         if not (isinstance(part, _NormBase) and part.training)
         for buffer in part._buffers.values()
     )
+
+
+def total(value: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over all processes."""
+    summed = value.clone()
+    dist.all_reduce(summed)
+    return summed
 
 
 def from_first(tensor: torch.Tensor) -> None:

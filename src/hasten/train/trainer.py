@@ -14,9 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hasten.errors import DataError, UsageError
 from hasten.train import explain, probe
+from hasten.train import loss_over as over
 from hasten.train import world as worlds
 from hasten.train.batch_size import BatchPlan, fitting
 from hasten.train.evaluation import Evaluation, evaluate
+from hasten.train.loss_over import LossOver
 from hasten.train.result import Result, finish
 from hasten.train.run import Run
 from hasten.train.settings import RunOptions, RunSettings
@@ -55,6 +57,12 @@ class Trainer:
             loss, and so steps per epoch only.
         metrics: figures of each validation beside loss and, for class labels, accuracy:
             torchmetrics objects by name, each computing one number.
+        loss_over: what the loss is a mean over, so that pieces of a batch (of several processes,
+            of accumulation, of a validation) make the mean over all of it: ``samples``,
+            ``nothing`` for a sum, or a function of outputs and labels that counts it, as
+            ``lambda outputs, labels: (labels != pad).sum()``. ``auto`` asks PyTorch's losses for
+            their class weights and ignored labels, and takes others for means over samples; with
+            several processes it tries whether that is so, and says where it is not.
         options: of the run: see :class:`hasten.train.settings.RunSettings`.
 
     Raises:
@@ -71,6 +79,7 @@ class Trainer:
         scheduler: MakeScheduler = None,
         schedule_per: Literal["step", "epoch"] = "epoch",
         metrics: Mapping[str, Any] | None = None,
+        loss_over: LossOver = "auto",
         **options: Unpack[RunOptions],
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -88,6 +97,8 @@ class Trainer:
         self._make_optimizer, self._lr = optimizer, lr
         self._make_scheduler, self._per_step = scheduler, schedule_per == "step"
         self._metrics = dict(metrics or {})
+        over.check(loss_over)
+        self._loss_over, self._tried_loss = loss_over, False
         taken = sorted({"loss", "val_loss", "val_accuracy"} & self._metrics.keys())
         if taken:
             raise UsageError(f"a metric cannot be named {taken[0]}: hasten has that figure itself")
@@ -125,8 +136,9 @@ class Trainer:
                 self.model.train()
                 for data, labels in map(split, run.batches(train)):
                     with run.autocast():
-                        loss = self.loss(call(self.model, data), labels)
-                    run.backward(loss)
+                        outputs = call(self.model, data)
+                        loss = self.loss(outputs, labels)
+                    run.backward(loss, self._over(run, loss, outputs, labels))
                     run.step(optimizer, per_step)
                 self._validate(run, val)
             return finish(run, self, val)
@@ -208,7 +220,7 @@ class Trainer:
             raise UsageError(f"epochs={epochs}: at least 1")
         if val is not None and length(val) == 0:
             raise DataError("the validation data is empty: give some, or val=None")
-        self.last_evaluation = None
+        self.last_evaluation, self._tried_loss = None, False
         run = self._own_run()
         # The optimizer is made after the model is on its device and holds the tensors it steps.
         optimizer = run.prepare(self.optimizer_for(self.model, self.loss))
@@ -286,8 +298,20 @@ class Trainer:
         run.say(f"Precision: {chosen}")
         run.write_config()
 
+    def _over(self, run: Run, loss: torch.Tensor, outputs: Any, labels: Any) -> over.Over:
+        """What the loss of a batch is a mean over; at the first one it is tried whether it is."""
+        found = over.of(self._loss_over, self.loss, outputs, labels)
+        if not self._tried_loss:
+            self._tried_loss = True
+            taken = self._loss_over == "auto" and isinstance(found, str) and found == "samples"
+            if taken and run.world.size > 1:
+                told = over.word(run, self.loss, loss, outputs, labels)
+                if told is not None:
+                    run.say(told)
+        return found
+
     def _evaluate(self, run: Run, loader: Iterable[Any]) -> Evaluation:
-        evaluation = evaluate(run, self.model, self.loss, loader, self._metrics)
+        evaluation = evaluate(run, self.model, self.loss, loader, self._metrics, self._loss_over)
         self.last_evaluation = evaluation
         return evaluation
 

@@ -91,11 +91,12 @@ def fit(
     model: nn.Module | None = None,
     epochs: int = 4,
     val: Iterable[Any] | None = None,
+    loss: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train: 4 epochs of 6 steps by default; what came of it."""
-    model = model or mlp()
-    trainer = hasten.Trainer(model, loss=nn.CrossEntropyLoss(), optimizer=sgd, **OPTIONS | options)
+    model, loss = model or mlp(), loss or nn.CrossEntropyLoss()
+    trainer = hasten.Trainer(model, loss=loss, optimizer=sgd, **OPTIONS | options)
     val = val or hasten.Loader(data(37), batch_size=9)
     result = trainer.fit(train, val, epochs=epochs)
     assert result.evaluation is not None and trainer.run is not None
@@ -221,6 +222,66 @@ def a_loop_of_ones_own() -> Any:
 
 
 @case
+def a_sum() -> Any:
+    return fit(loader(batch_size=14), loss=nn.CrossEntropyLoss(reduction="sum"))
+
+
+@case
+def weights_of_classes() -> Any:
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 7.0]), label_smoothing=0.1)
+    return fit(loader(), loss=weighted)
+
+
+@case
+def weights_of_classes_accumulated() -> Any:
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 7.0]))
+    return fit(loader(), loss=weighted, accumulate=4)
+
+
+class Tokens(nn.Module):
+    """Scores of three classes at each of five places: [N, 6] to [N, 3, 5]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(6, 15)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).view(-1, 3, 5)
+
+
+def tokens() -> TensorDataset:
+    """Sentences of one to five words; in some batches only one process has any."""
+    points, labels = data()[:]
+    lengths = torch.arange(43) % 7 - 1
+    padded = torch.where(torch.arange(5) < lengths[:, None], labels[:, None], -100)
+    return TensorDataset(points, padded)
+
+
+@case
+def labels_that_are_ignored() -> Any:
+    return fit(loader(of=tokens(), batch_size=2), Tokens(), val=loader(of=tokens()))
+
+
+def masked_mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    kept = labels >= 0
+    each = nn.functional.cross_entropy(outputs, labels.clamp(min=0), reduction="none")
+    return (each * kept).sum() / kept.sum().clamp(min=1)
+
+
+@case
+def a_mean_over_a_mask() -> Any:
+    return fit(
+        loader(of=tokens(), batch_size=2),
+        Tokens(),
+        val=loader(of=tokens()),
+        loss=masked_mean,
+        loss_over=lambda outputs, labels: (labels >= 0).sum(),
+        accumulate=3,
+    )
+
+
+@case
 def a_norm_over_all() -> Any:
     several = torch.distributed.is_initialized()
     return fit(loader(), model=mlp(norm=True), sync_batchnorm=several)
@@ -287,7 +348,9 @@ def agreements(target: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for where, folder in (("nan", target / "nan"), ("nan unsaved", None)):
-        bad = hasten.Trainer(mlp(), loss=Spoils(9), optimizer=sgd, folder=folder, **OPTIONS)
+        bad = hasten.Trainer(
+            mlp(), loss=Spoils(9), loss_over="samples", optimizer=sgd, folder=folder, **OPTIONS
+        )
         try:
             bad.fit(loader(), epochs=4)
         except hasten.HastenError as error:
@@ -305,8 +368,26 @@ def agreements(target: Path) -> dict[str, Any]:
         **OPTIONS,
     )
     found["metric"] = measured.evaluate(hasten.Loader(data(), batch_size=20)).metrics["f1"]
+    found["said"] = {name: told_of(loss) for name, loss in LOSSES.items()}
     found["sums"] = hasten.Run(**OPTIONS).world.sum([rank(), 1.0])
     return found
+
+
+LOSSES: dict[str, Any] = {
+    "sum": lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, reduction="sum"),
+    "one over another": lambda outputs, labels: (
+        nn.functional.mse_loss(outputs, labels.float()[:, None]) ** 0.5
+    ),
+    "mean": lambda outputs, labels: nn.functional.cross_entropy(outputs, labels),
+}
+
+
+def told_of(loss: Any) -> str:
+    """What is said of a loss that is called as a mean over samples."""
+    stream = io.StringIO()
+    quiet = OPTIONS | {"progress": "plain", "stream": stream}
+    hasten.Trainer(mlp(), loss=loss, optimizer=sgd, **quiet).fit(loader(), epochs=1)
+    return stream.getvalue()
 
 
 class Stops:
@@ -332,7 +413,12 @@ def journey(folder: Path | None, *, stop: int = 0, dropout: float = 0.0, **optio
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
     last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
     trainer = hasten.Trainer(
-        model, loss=Stops(stop, last), optimizer=adamw, folder=folder, **OPTIONS | options
+        model,
+        loss=Stops(stop, last),
+        loss_over="samples",
+        optimizer=adamw,
+        folder=folder,
+        **OPTIONS | options,
     )
     noted = Noted()
     try:

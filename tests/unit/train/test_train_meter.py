@@ -37,6 +37,14 @@ def test_the_mean_is_over_samples(meter: LossMeter):
     assert meter.mean == 2.0 and meter.samples == 12
 
 
+def test_a_mean_over_something_else_counts_by_how_much_of_it_there_was(meter: LossMeter):
+    meter.add(torch.tensor(1.0), torch.tensor(0.5))
+    meter.add(torch.tensor(4.0), torch.tensor(0.25))
+    meter.add(torch.tensor(math.nan), torch.tensor(0))  # over nothing
+    assert meter.flush() is None
+    assert meter.mean == 2.0
+
+
 def test_before_any_batch_it_is_nan(meter: LossMeter):
     assert math.isnan(meter.mean) and math.isnan(meter.recent())
     assert meter.flush() is None
