@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ from hasten.feed.describe import (
 from hasten.feed.keys import COLLATE, mix, sample_key, sample_keys
 
 _T = TypeVar("_T")
-Fetch = Callable[[int, int], Any]
+Fetch = Callable[..., Any]
+"""(index, key) -> sample, or (index, key, out) where :func:`takes_out`."""
 
 
 @dataclass(slots=True)
@@ -100,8 +102,12 @@ class _SubsetFetch:
         self._below = below
         self._indices = indices
 
-    def __call__(self, index: int, key: int) -> Any:
-        return self._below(self._indices[index], key)
+    def __call__(self, index: int, *rest: Any) -> Any:
+        return self._below(self._indices[index], *rest)
+
+    @property
+    def takes_out(self) -> bool:
+        return takes_out(self._below)
 
 
 class _ConcatFetch:
@@ -109,13 +115,31 @@ class _ConcatFetch:
         self._parts = parts
         self._ends = ends
 
-    def __call__(self, index: int, key: int) -> Any:
+    def __call__(self, index: int, *rest: Any) -> Any:
         from bisect import bisect_right
 
         part = bisect_right(self._ends, index)
         fetch = self._parts[part]
         assert fetch is not None
-        return fetch(index - (self._ends[part - 1] if part else 0), key)
+        return fetch(index - (self._ends[part - 1] if part else 0), *rest)
+
+    @property
+    def takes_out(self) -> bool:
+        return all(part is not None and takes_out(part) for part in self._parts)
+
+
+def takes_out(fetch: Fetch) -> bool:
+    """Whether a `fetch` can write a sample's tensors to memory that it is given.
+
+    That is seen by its parameter, not by another method, which would go on as before in a class
+    that only changes what `fetch` gives.
+    """
+    if isinstance(fetch, _SubsetFetch | _ConcatFetch):
+        return fetch.takes_out
+    try:
+        return "out" in inspect.signature(fetch).parameters
+    except (TypeError, ValueError):  # of a callable that has none to be read
+        return False
 
 
 class Maker:
@@ -143,6 +167,7 @@ class Maker:
         self.collate_fn = collate_fn or (default_collate if batched else default_convert)
         self.fetch = fetch_of(dataset)
         self._many = many_of(dataset)
+        self.writes = self.fetch is not None and takes_out(self.fetch)
         self.uses: frozenset[str] = frozenset()
 
     def make(self, epoch: int, number: int, indices: Any) -> Made:
@@ -247,9 +272,12 @@ class Maker:
             return message
         raise DataError(message) from error
 
-    def sample(self, epoch: int, index: Any) -> Any:
-        """One sample, with its own randomness."""
-        return self._sample(index, sample_key(self.seed, epoch, _number(index)))
+    def sample(self, epoch: int, index: Any, out: list[torch.Tensor] | None = None) -> Any:
+        """One sample, with its own randomness; its tensors may come as `out`, if it `writes`."""
+        key = sample_key(self.seed, epoch, _number(index))
+        if out is not None and self.fetch is not None:
+            return self.fetch(index, key, out)
+        return self._sample(index, key)
 
     def _keys(self, epoch: int, indices: list[Any]) -> Iterable[int]:
         if self.fetch is None and not self.uses:

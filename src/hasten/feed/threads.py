@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,14 +154,24 @@ class _Job:
     def run(self, place: int) -> None:
         """Make one sample (in a thread of the pool)."""
         try:
-            sample = self._maker.sample(self.epoch, self.indices[place])
-            if self._plain or not self._write(sample, place):
+            slots = self._slots(place)
+            sample = self._maker.sample(self.epoch, self.indices[place], slots)
+            if self._plain or not self._write(sample, place, slots or ()):
                 self.raw[place] = sample
         except BaseException as error:  # noqa: BLE001 - raised by the loop, when it comes to it
             self.errors[place] = error
 
-    def _write(self, sample: Any, place: int) -> bool:
-        """Copy a sample's tensors into the batch; False where they do not fit into it."""
+    def _slots(self, place: int) -> list[torch.Tensor] | None:
+        """Where the sample's tensors are wanted, once that is known."""
+        if self.columns is None or not self._maker.writes:
+            return None
+        return [column[place] for column in self.columns if column is not None]
+
+    def _write(self, sample: Any, place: int, slots: Sequence[torch.Tensor]) -> bool:
+        """Copy a sample's tensors into the batch, but those that are its `slots`.
+
+        False where they do not fit into it.
+        """
         container = type(sample) if type(sample) in (tuple, list) else None
         values = [sample] if container is None else sample
         parts = [_tensor(value) for value in values]
@@ -176,7 +186,7 @@ class _Job:
         if kinds != self._kinds or container is not self.container or self.columns is None:
             return False
         for part, column in zip(parts, self.columns, strict=True):
-            if part is not None and column is not None:
+            if part is not None and column is not None and not any(part is s for s in slots):
                 # Not column[place].copy_: PyTorch would start a pool of threads in each of ours.
                 np.copyto(array(column)[place, ...], array(part))
         if container is not None:
@@ -238,19 +248,20 @@ class _Pool:
                 thread.join()
 
     def _run(self) -> None:
+        job: _Job | None = None
         while True:
-            with self._work:
+            with self._work:  # once a sample, which threads wait for each other in
+                if job is not None:
+                    job.left -= 1
+                    if not job.left:
+                        self._done.notify_all()
+                    job = None
                 while not self._tasks and not self._closed:
                     self._work.wait()
                 if self._closed:
                     return
                 job, place = self._tasks.popleft()
             job.run(place)
-            with self._done:
-                job.left -= 1
-                if not job.left:
-                    self._done.notify_all()
-            del job
 
 
 _running: weakref.WeakSet[_Pool] = weakref.WeakSet()

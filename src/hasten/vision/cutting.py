@@ -56,8 +56,14 @@ class Picture(Protocol):
         """Eighths of the size to decode at, so that ``shortest`` pixels serve for ``size``."""
         ...
 
-    def pixels(self, scale: int, *, plain_colours: bool) -> tuple[NDArray[np.uint8], Scale]:
-        """Pixels as they are stored, uint8 [H, W, C], and the scale that they came out at."""
+    def pixels(
+        self, scale: int, *, plain_colours: bool, brief: bool = False
+    ) -> tuple[NDArray[np.uint8], Scale]:
+        """Pixels as they are stored, uint8 [H, W, C], and the scale that they came out at.
+
+        Where they are needed for a ``brief`` time only, they may lie in memory that this thread's
+        next picture takes.
+        """
         ...
 
 
@@ -77,7 +83,9 @@ class Copy:
         """Whole: it is decoded."""
         return 8
 
-    def pixels(self, scale: int, *, plain_colours: bool) -> tuple[NDArray[np.uint8], Scale]:
+    def pixels(
+        self, scale: int, *, plain_colours: bool, brief: bool = False
+    ) -> tuple[NDArray[np.uint8], Scale]:
         """What it holds."""
         high, wide = self.content.shape[:2]
         return self.content, (high / self.height, wide / self.width)
@@ -99,16 +107,22 @@ def plain_colours(picture: Picture | Copy, size: int) -> bool:
     return min(picture.height, picture.width) >= _PLAIN_COLOURS_FROM * size
 
 
-def cut(picture: Picture | Copy, choose: Callable[[int, int], Crop], size: int) -> Tensor:
+def cut(
+    picture: Picture | Copy,
+    choose: Callable[[int, int], Crop],
+    size: int,
+    out: Tensor | None = None,
+) -> Tensor:
     """Decode a part of a picture to a square, as cheaply as its quality allows.
 
     Args:
         picture: to cut.
         choose: given the upright image's height and width, says which part.
         size: side of the square, in pixels.
+        out: host memory to write it to; left alone where its shape or type is another.
 
     Returns:
-        uint8 [C, size, size], contiguous.
+        uint8 [C, size, size]: ``out``, or else one of its own, contiguous.
     """
     swap, turn_rows, turn_columns = UPRIGHT[picture.orientation]
     height, width = upright_size(picture)
@@ -121,7 +135,8 @@ def cut(picture: Picture | Copy, choose: Callable[[int, int], Crop], size: int) 
     if swap:
         rows, columns = columns, rows
     wanted = picture.scale_for(min(crop.height, crop.width), size)
-    pixels, scale = picture.pixels(wanted, plain_colours=plain_colours(picture, size))
+    plain = plain_colours(picture, size)
+    pixels, scale = picture.pixels(wanted, plain_colours=plain, brief=True)
     reduced = [
         (edges[0] * share, edges[1] * share)
         for edges, share in zip((rows, columns), scale, strict=True)
@@ -130,4 +145,7 @@ def cut(picture: Picture | Copy, choose: Callable[[int, int], Crop], size: int) 
     planes = square.transpose(2, 1, 0) if swap else square.transpose(2, 0, 1)
     planes = planes[:, :: -1 if turn_rows else 1, :: -1 if turn_columns != crop.mirror else 1]
     # By numpy: each thread that calls torch for this would get a pool of torch's threads.
-    return torch.from_numpy(planes.copy())
+    if out is None or out.shape != planes.shape or out.dtype != torch.uint8:
+        return torch.from_numpy(planes.copy())
+    np.copyto(out.numpy(), planes)
+    return out

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hasten.errors import DataError, UsageError
 
-from . import headers
+from . import headers, scratch
 from .cutting import UPRIGHT, Copy, Crop, Scale, cut, plain_colours, upright_size
 from .file_names import show
 from .resizing import resized_to
@@ -38,6 +38,9 @@ MAX_PIXELS = 1 << 27
 
 MAX_FILE_BYTES = 1 << 30
 """Files of more bytes are refused: as many pixels in 16 bits take less."""
+
+_READING = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Without waiting: to open a pipe that nobody writes to would take for ever."""
 
 _MARGIN = 1.5  # decoded pixels for each one wanted; below that the reduced scale shows
 _NOT_MUCH_LARGER = 1.25  # than what is needed: a copy would save little
@@ -94,6 +97,7 @@ def decode_crop(
     channels: int = 3,
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Decode a part of an image to a square, as cheaply as its quality allows.
 
@@ -104,15 +108,16 @@ def decode_crop(
         channels: 3 for RGB, 1 for grey.
         name: what messages call it; by default its path.
         max_pixels: an image of more is refused before it is decoded.
+        out: host memory to write it to; left alone where its shape or type is another.
 
     Returns:
-        uint8 [channels, size, size], contiguous.
+        uint8 [channels, size, size]: ``out``, or else one of its own, contiguous.
 
     Raises:
         ImageError: as :func:`decode`.
         UsageError: as :func:`decode`.
     """
-    return cut(_Picture(source, name, channels, max_pixels), choose, size)
+    return cut(_Picture(source, name, channels, max_pixels), choose, size, out)
 
 
 def decode_copy(
@@ -182,18 +187,21 @@ class _Picture:
                     return scale
         return 8
 
-    def pixels(self, scale: int, *, plain_colours: bool) -> tuple[NDArray[np.uint8], Scale]:
+    def pixels(
+        self, scale: int, *, plain_colours: bool, brief: bool = False
+    ) -> tuple[NDArray[np.uint8], Scale]:
         """Pixels as they are stored, not turned upright, and the scale they came out at.
 
         Args:
             scale: eighths of the size that would serve.
             plain_colours: a JPEG's colours need not be smoothed as they are enlarged.
+            brief: they may lie in memory that this thread's next picture takes.
 
         Returns:
             uint8 [H, W, channels]; the scale.
         """
         if self._direct:
-            pixels = self._reduced(scale, plain_colours)
+            pixels = self._reduced(scale, plain_colours, brief)
             if pixels is not None:
                 return pixels, (scale / 8, scale / 8)
         image = self._image
@@ -202,23 +210,25 @@ class _Picture:
             guarded(self.name, image.load)
         return guarded(self.name, _eight_bits, image, self._mode), (1.0, 1.0)
 
-    def _reduced(self, scale: int, plain_colours: bool) -> NDArray[np.uint8] | None:
+    def _reduced(self, scale: int, plain_colours: bool, brief: bool) -> NDArray[np.uint8] | None:
         import simplejpeg
 
         height, width = -(-self.height * scale // 8), -(-self.width * scale // 8)
         reduced = {"min_height": height, "min_width": width} if scale != 8 else {}
+        shape = height, width, 1 if self._mode == "L" else 3
         try:
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
                 self._data,
                 "GRAY" if self._mode == "L" else "RGB",
                 fastupsample=plain_colours,
+                buffer=scratch.empty("picture", shape) if brief else None,
                 **reduced,
             )
         except ValueError:
             # It is strict: any irregularity comes here. Pillow tells the harmless ones (stray
             # bytes between segments) from files that are cut short.
             return None
-        return pixels if pixels.shape[:2] == (height, width) else None
+        return pixels if pixels.shape == shape else None
 
 
 def check(
@@ -262,17 +272,23 @@ def read_file(path: str | Path, name: str) -> bytes:
         ImageError: it cannot be read, is a device or a pipe, or is larger than any image.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - hot
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise ImageError(f"{name}: is {kind}")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ImageError(
-                f"{name}: has {status.st_size:,} bytes, more than the {MAX_FILE_BYTES:,} that are "
-                "read"
-            )
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - hot
-            return file.read()
+        file = os.open(path, _READING)  # a file object costs as much again
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+                raise ImageError(f"{name}: is {kind}")
+            if status.st_size > MAX_FILE_BYTES:
+                raise ImageError(
+                    f"{name}: has {status.st_size:,} bytes, more than the {MAX_FILE_BYTES:,} that "
+                    "are read"
+                )
+            data = os.read(file, status.st_size)
+            while len(data) < status.st_size and (rest := os.read(file, status.st_size)):
+                data += rest
+            return data
+        finally:
+            os.close(file)
     except OSError as error:
         raise ImageError(f"{name}: cannot be read ({error.strerror or error})") from error
 

@@ -13,6 +13,8 @@ def show(path: str | Path) -> str:
     shown escaped.
     """
     text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 

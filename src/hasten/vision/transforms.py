@@ -103,8 +103,13 @@ class Normalize(PixelTransform):
                 f"{list(images.shape)} [B, C, H, W]"
             )
         scale, shift = self._scale_and_shift(images.device, not images.is_floating_point())
-        pixels = self._memory_for(images).copy_(images)
-        return pixels.mul_(scale).add_(shift)
+        pixels = self._memory_for(images)
+        # One image after another stays in the processor's cache. Not where PyTorch's threads share
+        # the work, which would meet for each image.
+        alone = runtime.is_host(images.device) and torch.get_num_threads() == 1
+        for part, given in zip(*((pixels, images) if alone else ([pixels], [images])), strict=True):
+            part.copy_(given).mul_(scale).add_(shift)
+        return pixels
 
     def _memory_for(self, images: Tensor) -> Tensor:
         """float32 of the images' shape, on their device."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from feed_datasets import same
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from hasten.errors import DataError
 from hasten.feed import Loader, Plan
@@ -244,3 +244,66 @@ def _bytes_of(part: Any) -> bytes:
     if isinstance(part, torch.UntypedStorage):
         return torch.empty(0, dtype=torch.uint8).set_(part).numpy().tobytes()
     return part.tobytes() if isinstance(part, memoryview | np.ndarray) else part.numpy().tobytes()
+
+
+class Writing(Dataset):
+    """Writes its samples where it is told to; tells how often."""
+
+    def __init__(self, count: int = 40) -> None:
+        self.count = count
+        self.written = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.fetch(index, 0)
+
+    def fetch(self, index: int, key: int, out: Any = None) -> Any:
+        values = torch.arange(6, dtype=torch.uint8).view(2, 3) + index
+        if index == 7:
+            raise OSError("no such sample")
+        if out is None or index % 10 == 9:  # what it does not like, it leaves alone
+            return values, f"name {index}", values.float()
+        self.written += 1
+        return out[0].copy_(values), f"name {index}", out[1].copy_(values)
+
+
+class Doubled(Writing):
+    """Changes what `fetch` gives, and knows nothing of `out`."""
+
+    def fetch(self, index: int, key: int) -> Any:
+        image, name, other = super().fetch(index, key)
+        return image * 2, name, other
+
+
+def _batches(dataset: Any, plan: str) -> list[Any]:
+    return list(Loader(dataset, 8, plan=plan, num_workers=2 if plan == "threads" else 0,
+                       on_error="skip", shuffle=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("around", [lambda d: d, lambda d: Subset(d, range(3, 33)),
+                                    lambda d: ConcatDataset([d, Subset(d, range(9))])])  # fmt: skip
+def test_a_data_set_may_write_its_samples_into_the_batch(around: Any) -> None:
+    dataset = Writing()
+    assert same(_batches(around(dataset), "threads"), _batches(around(Writing()), "inline"))
+    assert dataset.written > 15
+
+
+def test_a_fetch_without_out_is_called_as_ever() -> None:
+    dataset = Doubled()
+    mixed = ConcatDataset([Writing(), dataset])
+    assert same(_batches(dataset, "threads"), _batches(Doubled(), "inline"))
+    assert same(_batches(mixed, "threads"), _batches(mixed, "inline"))
+    assert dataset.written == 0
+
+
+def test_samples_that_were_written_are_kept_when_others_do_not_fit() -> None:
+    class Odd(Writing):
+        def fetch(self, index: int, key: int, out: Any = None) -> Any:
+            image = torch.full((2, 3), index, dtype=torch.uint8)
+            return image if out is None else out[0].copy_(image), torch.tensor(
+                index, dtype=torch.int32 if index == 13 else torch.int64
+            )
+
+    assert same(_batches(Odd(16), "threads"), _batches(Odd(16), "inline"))

@@ -23,7 +23,7 @@ from hasten.errors import DataError, UsageError
 from hasten.vision import decode as decoding
 from hasten.vision import headers
 from hasten.vision.cutting import Crop
-from hasten.vision.decode import ImageError, decode, decode_crop
+from hasten.vision.decode import ImageError, decode, decode_copy, decode_crop
 from hasten.vision.resizing import resized
 
 PHOTOS = (
@@ -552,3 +552,41 @@ def test_decoding_in_a_thread_starts_no_threads_of_torchs() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "2"},
     )
     assert done.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_square_may_be_written_where_it_is_wanted(kind: str) -> None:
+    data = stored(Image.fromarray(scene(60, 80)), kind)
+
+    def part(out: torch.Tensor | None) -> torch.Tensor:
+        crop = Crop(top=3, left=5, height=33, width=41, mirror=True)
+        return decode_crop(data, lambda height, width: crop, size=16, out=out)
+
+    batch = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    slot = batch[1]
+    assert part(slot) is slot
+    assert torch.equal(batch[1], part(None))
+    assert not batch[0].any()
+    assert not batch[2].any()
+    for other in (torch.zeros(3, 16, 17, dtype=torch.uint8), torch.zeros(3, 16, 16)):
+        assert torch.equal(part(other), batch[1])
+        assert not other.any()
+
+
+def test_pictures_do_not_share_the_memory_that_they_are_made_in() -> None:
+    """What is given lives on while the thread makes others."""
+    files = [stored(Image.fromarray(scene(90 + n, 120) ^ n), "JPEG") for n in range(4)]
+    whole = Crop(top=0, left=0, height=80, width=120)
+    makers = [
+        lambda data: decode(data),
+        lambda data: decode_crop(data, lambda height, width: whole, size=30),
+        lambda data: decode_crop(data, lambda height, width: whole, size=30, channels=1),
+        lambda data: decode_copy(data, size=16).content,
+        lambda data: decode_copy(data, size=80).content,
+    ]
+    for make in makers:
+        kept = [make(data) for data in files]
+        copies = [np.asarray(each).copy() for each in kept]
+        for data in files:
+            decode_crop(data, lambda height, width: whole, size=64)
+        assert all(np.array_equal(each, copy) for each, copy in zip(kept, copies, strict=True))

@@ -304,3 +304,20 @@ def test_the_unknown_is_named_with_the_known() -> None:
     with pytest.raises(CheckpointError, match=r"'mixup'.*compose, cutout, normalize"):
         from_config({"name": "mixup"})
     assert from_config(nested(7)).to_config() == nested(7)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_normalising_one_image_after_another_gives_the_same_bits(channels_last: bool) -> None:
+    images, _ = batch(7, height=40, width=31)
+    normalize = Normalize((0.1, 0.5, 0.9), (0.2, 0.3, 0.4), channels_last=channels_last)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(normalize(images))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert found[0].stride() == found[1].stride()
+    assert torch.equal(normalize(images[3]), found[0][3])

@@ -88,11 +88,18 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
         key = int(torch.randint(2**63 - 1, ()).item()) if self.augment else 0
         return self.fetch(index, key)
 
-    def fetch(self, index: int, key: int) -> tuple[Tensor, int]:
+    def fetch(
+        self, index: int, key: int, out: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, int]:
         """Sample ``index``, changed as ``key`` says: the same for the same two numbers.
 
+        Args:
+            index: of the sample.
+            key: 64 bits that all its randomness follows from.
+            out: host memory that the image is written to, if it has its shape and type.
+
         Returns:
-            uint8 [C, S, S], contiguous, and the label.
+            uint8 [C, S, S], contiguous or ``out[0]``, and the label.
 
         Raises:
             ImageError: its file cannot be used; a loader leaves the sample out.
@@ -107,11 +114,14 @@ class ImageFolderDataset(Dataset[tuple[Tensor, int]]):
 
         place, name = os.path.join(self.root, path), show(path)  # noqa: PTH118 - hot
         size, channels = self.preparation.size, self.preparation.channels
+        slot = out[0] if out else None
         try:
             if self.copies is not None:
-                image = cutting.cut(self.copies.of(place, name=name), choose, size)
+                image = cutting.cut(self.copies.of(place, name=name), choose, size, slot)
             else:
-                image = decode.decode_crop(place, choose, size=size, channels=channels, name=name)
+                image = decode.decode_crop(
+                    place, choose, size=size, channels=channels, name=name, out=slot
+                )
         except decode.ImageError as error:
             self.problems.add(name, decode.reason(error, name))
             self.problems.check(self.total)
