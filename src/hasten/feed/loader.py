@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from hasten.devices import device as chosen_device
 from hasten.devices import runtime
 from hasten.errors import UsageError
+from hasten.feed.attributes import Attributes
 from hasten.feed.feeds import Feeds
 from hasten.feed.keys import SampleRandom
 from hasten.feed.ondevice import DeviceLoader
@@ -39,7 +40,7 @@ _STREAM = (
 )
 
 
-class Loader:
+class Loader(Attributes):
     """Batches of a data set, as DataLoader gives them, by the plan that suits data and device.
 
     The order of samples, and the random numbers of a sample's transforms, depend on the seed, the
@@ -67,6 +68,7 @@ class Loader:
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
+        pin_memory_device: str = "",
         in_order: bool = True,
         plan: str = "auto",
         seed: int = 0,
@@ -79,6 +81,9 @@ class Loader:
         Args:
             num_workers: "auto", or a number that is kept: worker processes, 0 for none.
             pin_memory: "auto", or whether batches go through page-locked host memory.
+            pin_memory_device: as in DataLoader a name of old: memory is pinned for the accelerator
+                that is here, or the device of `to`.
+            in_order: False allows any order, of which the usual one is given.
             plan: "auto", "resident", "gather", "threads", "processes" or "inline".
             seed: of the order and of all randomness in samples; 64 bits.
             device_transform: (batch, SampleRandom) -> batch, on the device after the copy.
@@ -106,6 +111,7 @@ class Loader:
             generator=generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
             in_order=in_order,
             plan=plan,
             seed=seed,
@@ -188,44 +194,9 @@ class Loader:
         self._cursor = Cursor(0, 0)
 
     @property
-    def dataset(self) -> Any:
-        """The data set given."""
-        return self._options.dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples a batch; None with a batch_sampler or without batching, as in DataLoader."""
-        return None if self._options.batch_sampler is not None else self._options.batch_size
-
-    @property
     def num_workers(self) -> int:
         """Threads or processes that make samples for the host, by the plan."""
         return self.plan.workers
-
-    @property
-    def drop_last(self) -> bool:
-        """As given."""
-        return self._options.drop_last
-
-    @property
-    def sampler(self) -> Any:
-        """As given; None where the order is hasten's own."""
-        return self._options.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """As given."""
-        return self._options.batch_sampler
-
-    @property
-    def collate_fn(self) -> Callable[[Any], Any] | None:
-        """As given; None for PyTorch's default."""
-        return self._options.collate_fn
-
-    @property
-    def seed(self) -> int:
-        """Of the order and of the samples' randomness."""
-        return self._options.seed
 
     @property
     def skipped(self) -> list[tuple[Any, str]]:
@@ -321,12 +292,13 @@ class Loader:
             UsageError: it is no whole number from 0 on.
         """
         epoch = whole_epoch(epoch)
-        if epoch != self._epoch:
+        anew = epoch != self._epoch
+        if anew:
             self._first = 0
         self._epoch = epoch
         self._cursor = Cursor(epoch, self._first)
         if isinstance(self._order, TakenOrder):
-            self._order.set_epoch(epoch)
+            self._order.set_epoch(epoch, anew=anew)
 
     def state_dict(self) -> dict[str, Any]:
         """The position: {"epoch", "batch", "seed"}, batch = batches given in this epoch so far.

@@ -35,15 +35,16 @@ class DeviceLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a Loader can be asked about itself (`len(batches.dataset)`, as loops do)."""
+        if name.startswith("_") or name == "loader":  # not set yet, in a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
     @property
     def plan(self) -> Plan:
         """How batches are made and brought to the device."""
         return self.loader._feeds.plan(self.device)
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples a batch."""
-        return self.loader.batch_size
 
     @property
     def copy_seconds(self) -> float:

@@ -36,6 +36,7 @@ class Options:
     generator: torch.Generator | None
     prefetch_factor: int | None
     persistent_workers: bool | None
+    pin_memory_device: str
     in_order: bool
     plan: str
     seed: int
@@ -94,6 +95,11 @@ class Options:
             if value is not None and not hasattr(value, "__iter__"):
                 wanted = "indices" if name == "sampler" else "lists of indices"
                 raise UsageError(f"{name} is {value!r}; it must give {wanted} when it is iterated")
+        if not isinstance(self.pin_memory_device, str):
+            raise UsageError(
+                f"pin_memory_device is {self.pin_memory_device!r}; it can be a device's name, and "
+                "is best left out: memory is pinned for the accelerator that is here"
+            )
         context = self.multiprocessing_context
         if isinstance(context, str) and context not in multiprocessing.get_all_start_methods():
             raise UsageError(
@@ -125,11 +131,6 @@ class Options:
             raise UsageError(
                 f"timeout is {self.timeout!r}; it must be seconds, from 0 (wait for ever) to "
                 f"{_LONGEST_S:,}"
-            )
-        if not self.in_order:
-            raise UsageError(
-                "in_order=False lets batches come in any order, which no plan of hasten does: "
-                "leave it out"
             )
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f'on_error is {self.on_error!r}; it can be "raise" or "skip"')

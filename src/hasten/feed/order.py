@@ -12,6 +12,7 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -89,17 +90,22 @@ class OwnOrder:
     ) -> None:
         self._dataset = dataset
         self.batch_size = batch_size
-        self._shuffle = shuffle
+        self.shuffle = shuffle
         self._drop_last = drop_last
         self._seed = seed
         self.shard = Shard()
+
+    @property
+    def samples(self) -> int:
+        """Of the data set."""
+        return len(self._dataset)
 
     def indices(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The whole epoch's order: int64 [n]."""
         count = len(self._dataset)
         if count == 0:
             raise DataError("the data set is empty: len(dataset) is 0")
-        if self._shuffle:
+        if self.shuffle:
             return permutation(count, self._seed, epoch)
         return np.arange(count, dtype=np.int64)
 
@@ -131,6 +137,21 @@ class OwnOrder:
             )
 
 
+class OwnSampler(Sampler[int]):
+    """An epoch's shuffled order, for those who ask a Loader for its sampler."""
+
+    def __init__(self, order: OwnOrder, epoch: int) -> None:
+        self._order = order
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        indices: list[int] = self._order.indices(self._epoch).tolist()
+        return iter(indices)
+
+    def __len__(self) -> int:
+        return self._order.samples
+
+
 class GivenOrder:
     """What the user's sampler or batch sampler gives; resumed by skipping indices, not samples.
 
@@ -152,6 +173,11 @@ class GivenOrder:
         self._lazy = type(inner) not in _DRAWS_AT_START
         self.shard = Shard()
         self._sizes: dict[int, int] = {}
+
+    @property
+    def sampler(self) -> Any:
+        """What gives the indices one by one."""
+        return self._inner
 
     @property
     def _generator(self) -> torch.Generator | None:

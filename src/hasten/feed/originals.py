@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator
 from typing import Any
 
-import torch
-from torch.utils.data._utils import worker as torch_worker
-
-from hasten.errors import DataError, UsageError
-from hasten.feed import randomness
+from hasten.errors import DataError
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Watched
 from hasten.feed.draws import Draws
-from hasten.feed.inside import bulky, inside
 from hasten.feed.jobs import Jobs, raise_failure
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
@@ -22,7 +16,7 @@ from hasten.feed.position import check_reached
 from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Made
 from hasten.feed.sources import Item, Report
-from hasten.feed.taken import TakenOrder
+from hasten.feed.taken import Epoch, TakenOrder
 from hasten.feed.work import Beginning, StreamWork
 from hasten.feed.workers import start_pool
 
@@ -41,23 +35,21 @@ class Running:
             generators after it where they moved.
     """
 
-    def __init__(self, draws: Draws, items: Generator[Item, None, None] | None = None) -> None:
-        self.draws = draws
-        self.after: dict[int, tuple[int, dict[str, Any] | None]] = {}
-        self._next = 0
-        if items is not None:
-            self.items = items
+    items: Generator[Item, None, None]
 
-    def begin(self, first: int) -> None:
+    def __init__(self, draws: Draws, epoch: Epoch, first: int) -> None:
         """Batches are numbered from `first` on."""
+        self.draws = draws
+        self.epoch = epoch
+        self.after: dict[int, tuple[int, dict[str, Any] | None]] = {}
         self._next = first
 
-    def given(self, number: int, order: TakenOrder) -> None:
+    def given(self, number: int) -> None:
         """Batch `number` is given to the loop now: draw as a DataLoader draws before it is."""
         while self._next <= number:  # more than one where all samples of a batch were left out
             worker, states = self.after.pop(self._next, (0, None))
             if states is not None:
-                order.after[worker] = states
+                self.epoch.after[worker] = states
             self._next += 1
             self.draws.given()
         self.send()
@@ -81,38 +73,33 @@ class OriginalWorkers:
         self._maker = maker
         self._order = order
         self._report = report
-        self._lasting: tuple[Pool, Jobs] | None = None
-        self._latest: dict[int, dict[str, Any]] = {}
-        self._changed = False
+        self._lasting: _Crew | None = None
 
-    def run(self, draws: Draws, first: int) -> Running:
-        """An epoch that begins now, at batch `first`."""
-        lasting, self._lasting = self._lasting, None
-        starts: dict[int, dict[str, Any]] = {}
-        if lasting is None:
-            self._latest, self._changed = dict(self._order.after), False
-            starts = dict(self._order.after)
-            pool = self._started()
-            each = self._loader.prefetch_factor
-            lasting = pool, Jobs(pool, each, self._options.timeout, again=self._again)
-        running = _Sending(draws, lasting[1], self._loader.num_workers, first, starts)
-        running.items = self._items(*lasting, running)
+    def run(self, draws: Draws, epoch: Epoch, first: int) -> Running:
+        """An epoch that begins now, at batch `first`: its workers begin at once, too."""
+        crew, self._lasting = self._lasting, None
+        crew = crew or self._started(epoch)
+        running = _Sending(draws, epoch, first, crew)
+        running.items = begun(self._items(crew, running))
         return running
 
-    def _items(self, pool: Pool, jobs: Jobs, running: _Sending) -> Generator[Item, None, None]:
+    def _items(self, crew: _Crew, running: _Sending) -> Generator[Any, None, None]:
         kept = False
         try:
-            while len(jobs):  # of an epoch that was left: its workers have made them too
-                self._take(jobs)
+            while len(crew.jobs):  # of an epoch that was left: its workers have made them too
+                worker, states = self._take(crew)[2]
+                if states is not None:
+                    running.epoch.after[worker] = states
             running.send()
-            while len(jobs):
-                indices, made, running.after[made.number] = self._take(jobs)
+            yield None
+            while len(crew.jobs):
+                indices, made, running.after[made.number] = self._take(crew)
                 if made.failure is not None:
                     raise_failure(made.failure)
                 for index, message in made.skipped:
                     self._report(index, message)
                 if made.empty:
-                    running.given(made.number, self._order)
+                    running.given(made.number)
                 else:
                     yield made.number, made.batch, indices if made.kept is None else made.kept
                 del made
@@ -122,28 +109,61 @@ class OriginalWorkers:
             raise
         finally:
             if kept and self._loader.persistent_workers and self._lasting is None:
-                self._lasting = pool, jobs
+                self._lasting = crew
             else:
-                pool.close()
+                crew.pool.close()
 
-    def _take(self, jobs: Jobs) -> tuple[Any, Made, tuple[int, Any]]:
-        indices, reply = jobs.next()
-        watched: Watched = reply
-        worker = watched.made.number % self._loader.num_workers
-        if watched.after is not None:
-            self._latest[worker] = watched.after
-        if watched.changed and not self._changed:
-            self._changed = True
+    def _take(self, crew: _Crew) -> tuple[Any, Made, tuple[int, Any]]:
+        indices, watched, worker = crew.take()
+        if watched.changed:
             self._order.refuses = _CHANGES
         return indices, watched.made, (worker, watched.after)
 
-    def _started(self) -> Pool:
+    def _started(self, epoch: Epoch) -> _Crew:
         loader = self._loader
-        beginning = Beginning(
-            loader.dataset, loader.num_workers, self._order.base, loader.worker_init_fn
-        )
+        beginning = Beginning(loader.dataset, loader.num_workers, epoch.base, loader.worker_init_fn)
         work = AsGivenWork(self._maker, beginning)
-        return start_pool(self._options, loader.num_workers, work, loader.prefetch_factor)
+        pool = start_pool(self._options, loader.num_workers, work, loader.prefetch_factor)
+        return _Crew(pool, loader.prefetch_factor, self._options.timeout, epoch.after)
+
+    def close(self) -> None:
+        """See `Source`."""
+        if self._lasting is not None:
+            self._lasting.pool.close()
+            self._lasting = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Crew:
+    """Worker processes, and the states of their generators as far as they are known."""
+
+    def __init__(
+        self, pool: Pool, each: int, timeout_s: float, starts: dict[int, dict[str, Any]]
+    ) -> None:
+        """`starts`: of some workers, the states to begin with."""
+        self.pool = pool
+        self.jobs = Jobs(pool, each, timeout_s, again=self._again)
+        self._starts = dict(starts)  # of those that had no job yet
+        self._states = dict(starts)
+        self._changed = False
+
+    def send(self, number: int, indices: Any) -> None:
+        """Let its worker make a batch."""
+        worker = number % len(self.pool)
+        job = (number, indices, self._starts.pop(worker, None))
+        self.jobs.add(number, indices, job, worker=worker)
+
+    def take(self) -> tuple[Any, Watched, int]:
+        """The oldest batch under way: its indices, what came, and the worker."""
+        indices, reply = self.jobs.next()
+        watched: Watched = reply
+        worker = watched.made.number % len(self.pool)
+        if watched.after is not None:
+            self._states[worker] = watched.after
+        self._changed |= watched.changed
+        return indices, watched, worker
 
     def _again(self, worker: int, job: Any) -> Any:
         """What a new worker begins with: the states of the one that died."""
@@ -153,41 +173,24 @@ class OriginalWorkers:
                 "epoch anew"
             )
         number, indices, _ = job
-        return number, indices, self._latest.get(worker)
-
-    def close(self) -> None:
-        """See `Source`."""
-        if self._lasting is not None:
-            self._lasting[0].close()
-            self._lasting = None
-
-    def __del__(self) -> None:
-        self.close()
+        return number, indices, self._states.get(worker)
 
 
 class _Sending(Running):
-    def __init__(
-        self, draws: Draws, jobs: Jobs, workers: int, first: int, starts: dict[int, dict[str, Any]]
-    ) -> None:
-        super().__init__(draws)
-        self._jobs = jobs
-        self._workers = workers
+    def __init__(self, draws: Draws, epoch: Epoch, first: int, crew: _Crew) -> None:
+        super().__init__(draws, epoch, first)
+        self._crew = crew
         self._sent = first
-        self._starts = starts  # of each worker, states to begin with
-        self.begin(first)
 
     def send(self) -> None:
         """See `Running`."""
         while self.draws.known:
-            number, indices = self._sent, self.draws.known.popleft()
-            worker = number % self._workers
-            job = (number, indices, self._starts.pop(worker, None))
-            self._jobs.add(number, indices, job, worker=worker)
+            self._crew.send(self._sent, self.draws.known.popleft())
             self._sent += 1
 
 
 class _Streaming(Running):
-    def given(self, number: int, order: TakenOrder) -> None:
+    def given(self, number: int) -> None:
         """See `Running`: a stream has no indices to draw."""
 
 
@@ -201,13 +204,15 @@ class OriginalStream:
         self._say = say
         self._lasting: tuple[Pool, list[Reader]] | None = None
 
-    def run(self, draws: Draws, first: int) -> Running:
+    def run(self, draws: Draws, epoch: Epoch, first: int) -> Running:
         """An epoch that begins now; the batches before `first` are read and left out."""
-        return _Streaming(draws, self._items(draws, first))
+        running = _Streaming(draws, epoch, first)
+        running.items = begun(self._items(draws, epoch, first))
+        return running
 
-    def _items(self, draws: Draws, first: int) -> Generator[Item, None, None]:
+    def _items(self, draws: Draws, epoch: Epoch, first: int) -> Generator[Any, None, None]:
         loader = self._loader
-        pool, readers = self._lasting or (self._started(), [])
+        pool, readers = self._lasting or (self._started(epoch), [])
         self._lasting = None
         kept, said = False, False
         fresh = draws.base is not None
@@ -223,6 +228,7 @@ class OriginalStream:
                 Reader(pool, worker, 0, loader.prefetch_factor, loader.timeout, fresh=fresh)
                 for worker in range(len(pool))
             ]
+            yield None
             for number, piece in enumerate(in_turn(readers)):
                 trouble = "" if said else repeats(loader.dataset, readers, piece)
                 if trouble:
@@ -243,11 +249,9 @@ class OriginalStream:
             else:
                 pool.close()
 
-    def _started(self) -> Pool:
+    def _started(self, epoch: Epoch) -> Pool:
         loader = self._loader
-        beginning = Beginning(
-            loader.dataset, loader.num_workers, self._order.base, loader.worker_init_fn
-        )
+        beginning = Beginning(loader.dataset, loader.num_workers, epoch.base, loader.worker_init_fn)
         work = StreamWork(
             loader.dataset,
             beginning,
@@ -269,126 +273,11 @@ class OriginalStream:
         self.close()
 
 
-class Virtual:
-    """A DataLoader's workers played in the loop's own thread, each with its generators.
-
-    Each has a copy of the data set, as a process would have; large tensors and long lists are
-    shared, as long as none of them changes them.
-    """
-
-    def __init__(self, loader: Any, maker: AsGiven, order: TakenOrder, report: Report) -> None:
-        self._loader = loader
-        self._maker = maker
-        self._order = order
-        self._report = report
-        self._players: list[_Player] = []
-        self._left: list[tuple[int, Any]] = []
-
-    def run(self, draws: Draws, first: int) -> Running:
-        """An epoch that begins now, at batch `first`."""
-        if not (self._loader.persistent_workers and self._players):
-            self._players = self._started()
-            self._left = []
-        running = Running(draws)
-        running.begin(first)
-        running.items = self._items(running, first)
-        return running
-
-    def _items(self, running: Running, first: int) -> Generator[Item, None, None]:
-        left, self._left = self._left, []
-        for number, indices in left:  # of an epoch that was left: its workers have made them too
-            self._make(number, indices)
-        number, known = first, running.draws.known
-        try:
-            while known:
-                indices = known.popleft()
-                made, running.after[number] = self._make(number, indices)
-                number += 1
-                for index, message in made.skipped:
-                    self._report(index, message)
-                if made.empty:
-                    running.given(made.number, self._order)
-                else:
-                    yield made.number, made.batch, indices if made.kept is None else made.kept
-                del made
-        finally:
-            if self._loader.persistent_workers:
-                self._left = list(enumerate(known, number))
-
-    def _make(self, number: int, indices: Any) -> tuple[Made, tuple[int, Any]]:
-        worker = number % len(self._players)
-        made, after = self._players[worker].make(number, indices)
-        return made, (worker, after)
-
-    def _started(self) -> list[_Player]:
-        loader = self._loader
-        shared = {id(item): item for item in bulky(loader.dataset, self._maker.collate_fn)}
-        players = []
-        for worker in range(loader.num_workers):
-            try:
-                maker = copy.deepcopy(self._maker, dict(shared))
-            except Exception as error:
-                raise UsageError(
-                    f'plan="inline" plays {loader.num_workers} workers, each with its copy of the '
-                    f"data set, and {type(loader.dataset).__name__} cannot be copied ({error}); "
-                    'leave the plan to hasten ("auto")'
-                ) from error
-            beginning = Beginning(
-                maker.dataset, loader.num_workers, self._order.base, loader.worker_init_fn
-            )
-            players.append(_Player(worker, maker, beginning, self._order.after.get(worker)))
-        return players
-
-    def close(self) -> None:
-        """See `Source`."""
-        self._players = []
-
-
-class _Player:
-    """One worker played in this process."""
-
-    def __init__(
-        self, worker: int, maker: AsGiven, beginning: Beginning, state: dict[str, Any] | None
-    ) -> None:
-        self._maker = maker
-        self._beginning = beginning
-        outside = randomness.save()
-        info = torch_worker._worker_info
-        try:
-            beginning.start(worker)
-            if state is not None:
-                randomness.restore(randomness.unpacked(state))
-            self._states = randomness.save()
-        finally:
-            randomness.restore(outside)
-            torch_worker._worker_info = info
-        self._bulk = bulky(maker.dataset, maker.collate_fn)
-        self._shared = inside(*self._bulk)
-
-    def make(self, number: int, indices: Any) -> tuple[Made, dict[str, Any] | None]:
-        """A batch, and the states of the generators if it drew from them."""
-        if self._beginning.failure is not None:
-            raise_failure(self._beginning.failure)
-        outside, threads = randomness.save(), torch.get_num_threads()
-        info = torch_worker._worker_info
-        randomness.restore(self._states)
-        torch_worker._worker_info = self._beginning.info  # type: ignore[assignment]
-        torch.set_num_threads(1)
-        try:
-            made = self._maker.make(0, number, indices)
-            moved = randomness.touched(self._states)
-            if moved:
-                self._states = randomness.save()
-        finally:
-            randomness.restore(outside)
-            torch_worker._worker_info = info
-            torch.set_num_threads(threads)
-        if inside(*self._bulk) != self._shared:
-            raise DataError(
-                f"the data set {type(self._maker.dataset).__name__} changes what its workers share "
-                'with plan="inline"; leave the plan to hasten ("auto")'
-            )
-        return made, randomness.packed(self._states) if moved else None
+def begun(items: Generator[Any, None, None]) -> Generator[Item, None, None]:
+    """A generator past its first, empty, yield: what it has started it will close, if only it is
+    dropped."""
+    next(items)
+    return items
 
 
 def plan_of(loader: Any, reason: str) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def options_of(loader: Any, *, plan: str, on_error: Any, device_transform: Any) 
         generator=None,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers if loader.num_workers else None,
-        in_order=True,
+        pin_memory_device=loader.pin_memory_device,
+        in_order=loader.in_order,
         plan=plan,
         seed=0,
         device_transform=device_transform,
@@ -67,7 +69,8 @@ def left_as_it_is(loader: Any) -> str:
     kind = type(loader)
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return "its data pipes seed and share themselves out"
-    own = (kind.__iter__, kind._get_iterator)
+    # Some, as Accelerate's, only pass for a DataLoader, and have one.
+    own = (kind.__iter__, getattr(kind, "_get_iterator", None))
     if own != (DataLoader.__iter__, DataLoader._get_iterator):
         return f"{kind.__name__} iterates in a way of its own"
     if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0:
@@ -75,34 +78,64 @@ def left_as_it_is(loader: Any) -> str:
     return ""
 
 
+@dataclass
+class Epoch:
+    """An iteration of a DataLoader that was taken over.
+
+    Attributes:
+        start: the states of the generators as it began, and whether the workers of the epoch
+            before went on.
+        seen: of the indices given, where others may be given next time.
+        base: of the seeds of its workers.
+        after: of each worker that has drawn, its generators after the last batch given.
+    """
+
+    start: dict[str, Any]
+    seen: Any
+    base: int = 0
+    after: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def note(self, indices: Any) -> None:
+        """A batch of these indices was given: kept in mind where they may be others next time."""
+        if self.seen is not None:
+            self.seen.update(repr(indices).encode())
+
+    @property
+    def digest(self) -> str:
+        """Of all that was noted."""
+        return "" if self.seen is None else self.seen.hexdigest()
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """Where the workers are, for a checkpoint."""
+        return {"base": self.base, "after": _kept(self.after)}
+
+
 class TakenOrder(LateOrder):
     """The order of a DataLoader, as its samplers draw it, and the position in an epoch.
 
-    It has the place of an `Order` in a Loader; batches come by `begin`.
+    It has the place of an `Order` in a Loader; batches come by `begin`. Of iterations at the same
+    time, it has the position of the one that began last.
 
     Attributes:
-        base: of the seeds of the workers of this epoch.
-        after: of each worker that has drawn, its generators after the last batch given.
+        original: the DataLoader.
         refuses: why an epoch cannot be gone on with from a position, if so.
     """
 
     def __init__(self, loader: Any) -> None:
         self.shard = Shard()
-        self._loader = loader
+        self.original = loader
         self._drawn = Drawn.of(loader)
         self._own = self._drawn.generators()
-        self._start: dict[str, Any] | None = None
+        self._latest: Epoch | None = None
+        self._ended = True
         self._resume: dict[str, Any] | None = None
         self._lasts = bool(loader.persistent_workers)
-        self._began_before = False
-        told = self._drawn.known or isinstance(loader.dataset, IterableDataset)
-        self._seen = None if told else hashlib.blake2b(digest_size=16)
-        self.base = 0
-        self.after: dict[int, dict[str, Any]] = {}
+        self._told = self._drawn.known or isinstance(loader.dataset, IterableDataset)
         self.refuses = ""
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.original)
 
     @property
     def ahead(self) -> int:
@@ -110,36 +143,35 @@ class TakenOrder(LateOrder):
         workers."""
         return self._drawn.ahead
 
-    def begin(self, first: int, *, foresee: bool = False) -> tuple[Draws, Foreseen | None]:
-        """The draws of an epoch that begins now, at batch `first`; also what will be drawn, where
-        that is wanted and can be foreseen.
+    def begin(self, first: int, *, foresee: bool = False) -> tuple[Epoch, Draws, Foreseen | None]:
+        """An epoch that begins now, at batch `first`, and its draws; also what will be drawn,
+        where that is wanted and can be foreseen.
 
         Raises:
             UsageError: see `from_start`.
         """
-        with self.from_start(first) as resume:
-            again = self._start["again"] if self._start else False
+        with self.from_start(first) as (epoch, resume):
             copied = self._drawn.copied() if foresee else None
             foreseen = None if copied is None else Foreseen(copied)
-            draws = Draws(self._drawn, again=again)
+            draws = Draws(self._drawn, again=epoch.start["again"])
             if draws.base is not None:
-                self.base, self.after = draws.base, {}
+                epoch.base, epoch.after = draws.base, {}
             if resume is not None:
-                self.base, self.after = resume["base"], dict(resume["after"])
+                epoch.base, epoch.after = resume["base"], dict(resume["after"])
             for number in range(first):
                 indices = self._skipped(draws)
                 if indices is None:
                     check_reached(first, number, self._drawn.sampler)
-                self.note(indices)
+                epoch.note(indices)
             if foreseen is not None:
                 foreseen.skip(first)
-        if resume is not None and self._digest() != resume["digest"]:
+        if resume is not None and epoch.digest != resume.get("digest", epoch.digest):
             raise UsageError(
                 f"the {type(self._drawn.sampler).__name__} does not give the first {first} batches "
                 "again that it gave (what it gives depends on more than the generators as the "
                 "epoch begins), so the epoch cannot be gone on with; begin it anew"
             )
-        return draws, foreseen
+        return epoch, draws, foreseen
 
     def foreseen(self) -> Foreseen | None:
         """What an epoch that began now would draw; nothing is drawn. None where none can tell."""
@@ -147,37 +179,39 @@ class TakenOrder(LateOrder):
         return None if copied is None else Foreseen(copied)
 
     @contextmanager
-    def from_start(self, first: int) -> Iterator[dict[str, Any] | None]:
+    def from_start(self, first: int) -> Iterator[tuple[Epoch, dict[str, Any] | None]]:
         """Within, the generators are as the epoch begins with them.
 
-        Where it is gone on with from a batch that is not the first, those are the states of its
-        beginning, and what was loaded is given. Afterwards the global generators are again as
-        they were: whoever goes on has put them back himself.
+        Where it is gone on with, those are the states of its beginning, and what was loaded is
+        given too. Afterwards the global generators are again as they were: whoever goes on has
+        put them back himself.
 
         Raises:
             UsageError: the epoch's position was not loaded.
         """
         resume, self._resume = self._resume, None
-        outside = randomness.save() if first else None
-        if first and (resume is None or "global" not in resume):
+        begun = resume is not None and "global" in resume
+        if first and not begun:
             raise UsageError("a position within an epoch comes from state_dict()")
-        again = self._began_before and self._lasts
+        outside = randomness.save() if begun else None
+        latest, again = self._latest, self._latest is not None and self._lasts
         if resume is not None:
             for generator, state in zip(self._own, resume["own"], strict=True):
                 generator.set_state(state)
-        if first and resume is not None:
+            again = resume.get("again", False)
+        if begun and resume is not None:
             randomness.restore(randomness.unpacked(resume["global"]))
-            again = resume["again"]
-        self._start = {
+        start = {
             "global": randomness.packed(randomness.save()),
             "own": [generator.get_state() for generator in self._own],
             "again": again,
         }
-        self._began_before = True
-        if self._seen is not None:
-            self._seen = hashlib.blake2b(digest_size=16)
+        epoch = Epoch(start, None if self._told else hashlib.blake2b(digest_size=16))
+        if again and latest is not None:
+            epoch.base, epoch.after = latest.base, dict(latest.after)
+        self._latest, self._ended = epoch, False
         try:
-            yield resume if first else None
+            yield epoch, resume if begun or again else None
         finally:
             if outside is not None:
                 randomness.restore(outside)
@@ -188,14 +222,6 @@ class TakenOrder(LateOrder):
         indices = draws.known.popleft() if draws.known else None
         draws.given()
         return indices
-
-    def note(self, indices: Any) -> None:
-        """A batch of these indices was given: kept in mind where they may be others next time."""
-        if self._seen is not None:
-            self._seen.update(repr(indices).encode())
-
-    def _digest(self) -> str:
-        return "" if self._seen is None else self._seen.hexdigest()
 
     def check_unmoved(self, work: Callable[[], Any]) -> None:
         """Run what reads up to a position.
@@ -212,24 +238,28 @@ class TakenOrder(LateOrder):
                 "for the data set"
             )
 
-    def end(self) -> None:
+    def end(self, epoch: Epoch) -> None:
         """The epoch was given to its end."""
-        self._start = None
+        if self._latest is epoch:
+            self._ended = True
 
     def state(self) -> dict[str, Any]:
         """See `Order`."""
-        if self.refuses and self._start is not None:
-            return {_KEY: {"refuses": self.refuses}}
-        if self._start is None:
+        latest = self._latest
+        if self._ended or latest is None:
             own = [generator.get_state() for generator in self._own]
-            return {_KEY: {"own": own, "refuses": ""}}
+            stream = isinstance(self.original.dataset, IterableDataset)
+            goes_on = latest is not None and self._lasts and not stream
+            workers = latest.workers if goes_on and latest is not None else {}
+            return {_KEY: {"own": own, "refuses": "", "again": goes_on, **workers}}
+        if self.refuses:
+            return {_KEY: {"refuses": self.refuses}}
         return {
             _KEY: {
-                **self._start,
-                "global": _kept(self._start["global"]),
-                "base": self.base,
-                "after": _kept(self.after),
-                "digest": self._digest(),
+                **latest.start,
+                "global": _kept(latest.start["global"]),
+                **latest.workers,
+                "digest": latest.digest,
                 "refuses": "",
             }
         }
@@ -256,13 +286,64 @@ class TakenOrder(LateOrder):
         states = {name: _back(resume[name]) for name in ("global", "after") if name in resume}
         self._resume = {**resume, **states}
 
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the samplers that want to know."""
-        loader = self._loader
+    def set_epoch(self, epoch: int, *, anew: bool) -> None:
+        """Tell the samplers that want to know. `anew`: no position within an epoch is kept."""
+        loader = self.original
+        if anew and self._resume is not None:
+            self._resume.pop("global", None)
         for sampler in (loader.sampler, loader.batch_sampler):
             tell = getattr(sampler, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
+
+
+class Direct(LateOrder):
+    """Of a DataLoader without workers: drawn when it is asked for."""
+
+    def __init__(self, draws: Draws, epoch: Epoch, wanted: Any = None) -> None:
+        self._draws = draws
+        self._epoch = epoch
+        self._wanted = wanted  # drawn already
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        if self._wanted is not None:
+            self._epoch.note(self._wanted)
+            yield self._wanted
+        for indices in _rest(self._draws):
+            self._epoch.note(indices)
+            yield indices
+
+
+class Known(LateOrder):
+    """Of a DataLoader with workers: as far as it is drawn."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        while self._draws.known:
+            yield self._draws.known.popleft()
+
+
+class Now(LateOrder):
+    """That of the epoch which begins now: for what lasts over epochs."""
+
+    order: LateOrder
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """See `Order`."""
+        return self.order.batches(epoch, first)
+
+
+def _rest(draws: Draws) -> Iterator[Any]:
+    while True:
+        try:
+            indices = next(draws)
+        except StopIteration:
+            return
+        yield indices
 
 
 def _kept(value: Any) -> Any:

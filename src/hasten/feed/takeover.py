@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -16,16 +16,17 @@ from hasten.errors import DataError, UsageError
 from hasten.feed import randomness, tables
 from hasten.feed.asgiven import AsGiven
 from hasten.feed.choose import Planner, cores
-from hasten.feed.draws import Draws, Foreseen, LateOrder
+from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.foresight import MadeAhead, Sought, TableAhead, tried
 from hasten.feed.options import Options
-from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, Virtual, plan_of
+from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun, plan_of
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
+from hasten.feed.played import Virtual
 from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
-from hasten.feed.taken import TakenOrder, left_as_it_is
+from hasten.feed.taken import Direct, Epoch, Known, Now, TakenOrder, left_as_it_is
 
 _log = logging.getLogger("hasten.feed")
 
@@ -51,7 +52,7 @@ class TakenFeeds:
         self._plans: dict[Device, Plan] = {}
         self._sources: dict[Device, Any] = {}
         self._changes: list[tuple[Plan, Plan]] = []
-        self._now = _Now()
+        self._now = Now()
 
     def plan(self, device: Device) -> Plan:
         """See `Feeds.plan`."""
@@ -78,47 +79,62 @@ class TakenFeeds:
         # Drawn from now on, not when the first batch is asked for: so does iter(loader).
         plan, order = self.plan(device), self._order
         if self._left:
-            with order.from_start(first) as resume:
+            with order.from_start(first) as (now, _):
                 batches = iter(self.original)
-                if resume is not None:
+                if first:
                     order.check_unmoved(lambda: _pass_over(batches, first, self.original.dataset))
-            return self._as_it_is(batches, plan, device, ahead, epoch, first)
+            return self._as_it_is(now, batches, plan, device, ahead, epoch, first)
         if self.original.num_workers:
-            draws, _ = order.begin(first)
-            return self._of_workers(draws, plan, device, ahead, epoch, first)
+            now, draws, _ = order.begin(first)
+            running = self._running(draws, now, plan, device, first)
+            return begun(self._of_workers(running, plan, device, ahead, epoch))
         if plan.name == "processes" or (plan.name == "gather" and plan.ahead_batches):
-            draws, foreseen = order.begin(first, foresee=True)
+            now, draws, foreseen = order.begin(first, foresee=True)
             if foreseen is not None:
-                return self._made_ahead(draws, foreseen, plan, device, ahead, epoch, first)
+                return self._made_ahead(now, draws, foreseen, plan, device, ahead, epoch, first)
             self._change(device, plan, "its sampler cannot be copied")
             plan = self.plan(device)
         else:
-            draws, _ = order.begin(first)
-        return self._direct(draws, plan, device, ahead, epoch, first)
+            now, draws, _ = order.begin(first)
+        return self._direct(now, draws, plan, device, ahead, epoch, first)
 
     def _as_it_is(
-        self, batches: Any, plan: Plan, device: Device, ahead: Ahead | None, epoch: int, first: int
+        self,
+        now: Epoch,
+        batches: Any,
+        plan: Plan,
+        device: Device,
+        ahead: Ahead | None,
+        epoch: int,
+        first: int,
     ) -> Items:
         """Iterating the DataLoader itself."""
         try:
             yield from self._placed(_numbered(batches, first), plan, ahead, device, epoch)
-            self._order.end()
+            self._order.end(now)
         finally:
             shut = getattr(batches, "_shutdown_workers", None)
             if shut is not None and not self.original.persistent_workers:
                 shut()
 
     def _direct(
-        self, draws: Draws, plan: Plan, device: Device, ahead: Ahead | None, epoch: int, first: int
+        self,
+        now: Epoch,
+        draws: Draws,
+        plan: Plan,
+        device: Device,
+        ahead: Ahead | None,
+        epoch: int,
+        first: int,
     ) -> Items:
         """Without workers: each batch is made when the loop asks for it."""
-        drawn = _Direct(draws, self._order)
+        drawn = Direct(draws, now)
         if plan.name in ("gather", "resident"):
             host = self._of_table(plan, device, drawn).batches(0, first)
         else:
             host = self._inline(drawn.batches(0, first), first)
         yield from self._placed(host, plan, ahead, device, epoch)
-        self._order.end()
+        self._order.end(now)
 
     def _inline(self, indices: Iterator[Any], first: int) -> Items:
         for number, wanted in enumerate(indices, first):
@@ -131,6 +147,7 @@ class TakenFeeds:
 
     def _made_ahead(
         self,
+        now: Epoch,
         draws: Draws,
         foreseen: Foreseen,
         plan: Plan,
@@ -140,13 +157,14 @@ class TakenFeeds:
         first: int,
     ) -> Items:
         """Without workers: what is made ahead is given where it is what would be made now."""
-        checked = self._checked(draws, foreseen, plan, device, ahead, first)
+        checked = self._checked(now, draws, foreseen, plan, device, ahead, first)
         after = replace(plan, pinned=False, copied=False, ahead_batches=0)
         yield from self._placed(checked, after, ahead, device, epoch)
-        self._order.end()
+        self._order.end(now)
 
     def _checked(
         self,
+        now: Epoch,
         draws: Draws,
         foreseen: Foreseen,
         plan: Plan,
@@ -154,7 +172,7 @@ class TakenFeeds:
         ahead: Ahead | None,
         first: int,
     ) -> Items:
-        order, plain = self._order, replace(plan, transformed=False)
+        plain = replace(plan, transformed=False)
         number, wanted, trouble = first, None, ""
         source: Sought = (
             TableAhead(self._table, plan)
@@ -170,7 +188,7 @@ class TakenFeeds:
                 batch, trouble = source.checked(number, batch, wanted, device)
                 if trouble and batch is None:
                     break
-                order.note(wanted)
+                now.note(wanted)
                 wanted = None
                 yield number, batch, indices
                 del batch
@@ -183,7 +201,7 @@ class TakenFeeds:
         trouble = trouble or source.trouble
         if trouble:
             self._change(device, plan, trouble)
-        rest = self._inline(_Direct(draws, order, wanted).batches(0, number), number)
+        rest = self._inline(Direct(draws, now, wanted).batches(0, number), number)
         yield from self._placed(rest, replace(plain, ahead_batches=0), ahead, device, 0)
 
     def _change(self, device: Device, plan: Plan, trouble: str) -> None:
@@ -201,25 +219,27 @@ class TakenFeeds:
             self._plans[device] = now
             self._changes.append((plan, now))
 
+    def _running(self, draws: Draws, now: Epoch, plan: Plan, device: Device, first: int) -> Running:
+        if plan.name not in ("gather", "resident"):
+            found: Running = self._source(plan, device).run(draws, now, first)
+            return found
+        running = Running(draws, now, first)
+        running.items = self._of_table(plan, device, Known(draws)).batches(0, first)
+        return running
+
     def _of_workers(
-        self, draws: Draws, plan: Plan, device: Device, ahead: Ahead | None, epoch: int, first: int
-    ) -> Items:
+        self, running: Running, plan: Plan, device: Device, ahead: Ahead | None, epoch: int
+    ) -> Generator[Any, None, None]:
         """With workers: the draws of the loop's thread are made as each batch is given."""
-        order = self._order
-        if plan.name in ("gather", "resident"):
-            source = self._of_table(plan, device, _Known(draws))
-            running = Running(draws, source.batches(0, first))
-            running.begin(first)
-        else:
-            running = self._source(plan, device).run(draws, first)
         placed = self._placed(running.items, plan, ahead, device, epoch)
         try:
+            yield None
             for item in placed:
-                running.given(item[0], order)
-                order.note(item[2])
+                running.given(item[0])
+                running.epoch.note(item[2])
                 yield item
                 del item
-            order.end()
+            self._order.end(running.epoch)
         finally:
             placed.close()
             running.items.close()
@@ -244,7 +264,7 @@ class TakenFeeds:
             elif plan.name == "processes":
                 found = OriginalWorkers(loader, self._options, self._maker, order, self._report)
             else:
-                found = Virtual(loader, self._maker, order, self._report)
+                found = Virtual(loader, self._maker, self._report)
             self._sources[device] = found
         return found
 
@@ -318,55 +338,6 @@ class TakenFeeds:
             return Plan(name="processes", reason="asked for", workers=count,
                         prefetch_batches=2 * count)  # fmt: skip
         return tried(self._maker, self._options, self._order)
-
-
-class _Direct(LateOrder):
-    """Of a DataLoader without workers: drawn when it is asked for."""
-
-    def __init__(self, draws: Draws, order: TakenOrder, wanted: Any = None) -> None:
-        self._draws = draws
-        self._order = order
-        self._wanted = wanted  # drawn already
-
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """See `Order`."""
-        if self._wanted is not None:
-            self._order.note(self._wanted)
-            yield self._wanted
-        for indices in _rest(self._draws):
-            self._order.note(indices)
-            yield indices
-
-
-class _Known(LateOrder):
-    """Of a DataLoader with workers: as far as it is drawn."""
-
-    def __init__(self, draws: Draws) -> None:
-        self._draws = draws
-
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """See `Order`."""
-        while self._draws.known:
-            yield self._draws.known.popleft()
-
-
-class _Now(LateOrder):
-    """That of the epoch which begins now: for what lasts over epochs."""
-
-    order: LateOrder
-
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """See `Order`."""
-        return self.order.batches(epoch, first)
-
-
-def _rest(draws: Draws) -> Iterator[Any]:
-    while True:
-        try:
-            indices = next(draws)
-        except StopIteration:
-            return
-        yield indices
 
 
 def _pass_over(batches: Iterator[Any], first: int, whose: Any) -> None:

@@ -223,7 +223,6 @@ DATA = TensorDataset(torch.zeros(6))
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**64}, "seed is 18446744073709551616"),
         ({"seed": "a"}, "seed is 'a'"),
-        ({"in_order": False}, "leave it out"),
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
         ({"pin_memory": "yes"}, "pin_memory is 'yes'"),
         ({"plan": "magic"}, "no plan 'magic'; there are auto, resident"),

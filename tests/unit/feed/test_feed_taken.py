@@ -671,6 +671,38 @@ def test_a_dataloader_with_a_way_of_its_own_is_left_as_it_is() -> None:
         list(Loader.from_dataloader(make(), plan="processes"))
 
 
+class Passing:
+    """Passes for a DataLoader, and has one (as Accelerate's do)."""
+
+    def __init__(self, base: DataLoader) -> None:
+        self.base = base
+
+    @property
+    def __class__(self) -> Any:
+        return DataLoader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base":
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.base:
+            yield [part * 2 for part in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_passes_for_a_dataloader_is_left_as_it_is(workers: int) -> None:
+    def make() -> Any:
+        return Passing(_make("plain", "shuffled", num_workers=workers))
+
+    loader = check(make, leave_at=2)
+    assert "Passing iterates in a way of its own" in loader.plan.reason
+
+
 def test_a_stream_that_every_worker_repeats_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     check(lambda: DataLoader(Repeated(), 4, num_workers=2))
     assert any("give each its part by the id" in message for message in caplog.messages)

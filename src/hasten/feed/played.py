@@ -1,0 +1,146 @@
+"""The workers of a DataLoader that was taken over, played in the loop's own thread."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from hasten.errors import DataError, UsageError
+from hasten.feed import randomness
+from hasten.feed.asgiven import AsGiven
+from hasten.feed.draws import Draws
+from hasten.feed.inside import bulky, inside
+from hasten.feed.jobs import raise_failure
+from hasten.feed.originals import Running, begun
+from hasten.feed.samples import Made
+from hasten.feed.sources import Report
+from hasten.feed.taken import Epoch
+from hasten.feed.work import Beginning
+
+
+class Virtual:
+    """A DataLoader's workers played in the loop's own thread, each with its generators.
+
+    Each has a copy of the data set, as a process would have; large tensors and long lists are
+    shared, as long as none of them changes them.
+    """
+
+    def __init__(self, loader: Any, maker: AsGiven, report: Report) -> None:
+        self._loader = loader
+        self._maker = maker
+        self._report = report
+        self._lasting: list[_Player] = []
+        self._left: list[tuple[int, Any]] = []
+
+    def run(self, draws: Draws, epoch: Epoch, first: int) -> Running:
+        """An epoch that begins now, at batch `first`."""
+        players, self._lasting = self._lasting, []
+        left, self._left = self._left, []
+        if not players:
+            players = self._started(epoch)
+        running = Running(draws, epoch, first)
+        running.items = begun(self._items(players, running, left, first))
+        return running
+
+    def _items(
+        self, players: list[_Player], running: Running, left: list[tuple[int, Any]], first: int
+    ) -> Generator[Any, None, None]:
+        number, known = first, running.draws.known
+        try:
+            for before, indices in left:  # of an epoch that was left: they have made them too
+                worker = before % len(players)
+                states = players[worker].make(before, indices)[1]
+                if states is not None:
+                    running.epoch.after[worker] = states
+            yield None
+            while known:
+                indices = known.popleft()
+                worker = number % len(players)
+                made, states = players[worker].make(number, indices)
+                running.after[number] = worker, states
+                number += 1
+                for index, message in made.skipped:
+                    self._report(index, message)
+                if made.empty:
+                    running.given(made.number)
+                else:
+                    yield made.number, made.batch, indices if made.kept is None else made.kept
+                del made
+        finally:
+            if self._loader.persistent_workers and not self._lasting:
+                self._lasting = players
+                self._left = list(enumerate(known, number))
+
+    def _started(self, epoch: Epoch) -> list[_Player]:
+        loader = self._loader
+        shared = {id(item): item for item in bulky(loader.dataset, self._maker.collate_fn)}
+        players = []
+        for worker in range(loader.num_workers):
+            try:
+                maker = copy.deepcopy(self._maker, dict(shared))
+            except Exception as error:
+                raise UsageError(
+                    f'plan="inline" plays {loader.num_workers} workers, each with its copy of the '
+                    f"data set, and {type(loader.dataset).__name__} cannot be copied ({error}); "
+                    'leave the plan to hasten ("auto")'
+                ) from error
+            beginning = Beginning(
+                maker.dataset, loader.num_workers, epoch.base, loader.worker_init_fn
+            )
+            players.append(_Player(worker, maker, beginning, epoch.after.get(worker)))
+        return players
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._lasting, self._left = [], []
+
+
+class _Player:
+    """One worker played in this process."""
+
+    def __init__(
+        self, worker: int, maker: AsGiven, beginning: Beginning, state: dict[str, Any] | None
+    ) -> None:
+        self._maker = maker
+        self._beginning = beginning
+        outside = randomness.save()
+        info = torch_worker._worker_info
+        try:
+            beginning.start(worker)
+            if state is not None:
+                randomness.restore(randomness.unpacked(state))
+            self._states = randomness.save()
+        finally:
+            randomness.restore(outside)
+            torch_worker._worker_info = info
+        self._bulk = bulky(maker.dataset, maker.collate_fn)
+        self._shared = inside(*self._bulk)
+
+    def make(self, number: int, indices: Any) -> tuple[Made, dict[str, Any] | None]:
+        """A batch, and the states of the generators if it drew from them."""
+        if self._beginning.failure is not None:
+            raise_failure(self._beginning.failure)
+        outside, threads = randomness.save(), torch.get_num_threads()
+        info = torch_worker._worker_info
+        randomness.restore(self._states)
+        torch_worker._worker_info = self._beginning.info  # type: ignore[assignment]
+        torch.set_num_threads(1)
+        try:
+            made = self._maker.make(0, number, indices)
+            moved = randomness.touched(self._states)
+            if moved:
+                self._states = randomness.save()
+        finally:
+            randomness.restore(outside)
+            torch_worker._worker_info = info
+            torch.set_num_threads(threads)
+        if inside(*self._bulk) != self._shared:
+            raise DataError(
+                f"the data set {type(self._maker.dataset).__name__} changes what its workers share "
+                'with plan="inline"; leave the plan to hasten ("auto")'
+            )
+        return made, randomness.packed(self._states) if moved else None
