@@ -165,7 +165,7 @@ def train(
     `hasten train photos/ --model resnet18`, `hasten train --resume runs/NAME`,
     `hasten train photos/ --devices 4`.
     """
-    from hasten.train import launch
+    from hasten.train import launch, strategies
     from hasten.train import world as worlds
     from hasten.train.folder import holds_run
     from hasten.vision import recipe
@@ -203,6 +203,7 @@ def train(
         if here.launched:
             raise UsageError("--devices starts processes, and a launcher has done so: leave it out")
         launch.check(devices, worlds.device_for(settings.device))
+        strategies.check(settings.strategy, devices)
         if devices > 1:
             names = [] if resume is not None or name is not None else ["--name", folder.name]
             raise typer.Exit(launch.launch([*context.obj, *names], devices, folder))

@@ -66,21 +66,25 @@ class Parts:
             self._written(folder / name)
 
     def _written(self, temporary: Path) -> dict[str, dict[str, Any]]:
-        rank, entry, error = self._world.rank, None, None
+        rank, entry, status, error = self._world.rank, None, None, None
         path = temporary / manifest.part_name(rank)
         try:
             entry = _write(path, self._held)
+            status = path.lstat()
         except OSError as failure:
             error = str(manifest.failure("save", path, failure))
         except Exception as failure:  # noqa: BLE001  (the first process raises it)
             error = f"{type(failure).__name__}: {failure}"
-        told = self._world.gather((entry, error))
-        failed = [f"rank {number}: {why}" for number, (_, why) in enumerate(told) if why]
+        # Of each file its status too: the first process renames the folder as soon as it has these.
+        told = self._world.gather((entry, status, error))
+        failed = [f"rank {number}: {why}" for number, (*_, why) in enumerate(told) if why]
         if failed and self._world.is_main:
             raise CheckpointError("; ".join(failed))
-        files = {manifest.part_name(number): made for number, (made, _) in enumerate(told) if made}
-        for name, made in files.items():
-            manifest.remember_written((temporary / name).lstat(), made["sha256"])
+        files = {}
+        for number, (made, seen, _) in enumerate(told):
+            if made is not None and seen is not None:
+                files[manifest.part_name(number)] = made
+                manifest.remember_written(seen, made["sha256"])
         return files
 
 

@@ -88,7 +88,7 @@ class Run(Saver):
         given = []
         for item in objects:
             if isinstance(item, Optimizer):
-                states.rebind(item, self._replaced)
+                states.rebind(item, self._replaced, self.strategy.part)
                 states.check_optimizer(item, self.modules)
                 devices.move(item, self.device)
                 self.optimizers.append(item)
@@ -286,7 +286,13 @@ class Run(Saver):
             self.scaler.step(optimizer)
             stepped = scheduler is None or precision.has_stepped(self.scaler, optimizer)
         else:
-            optimizer.step()
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                told = self.strategy.step_failed(optimizer, error)
+                if told is None:
+                    raise
+                raise told from error
         optimizer.zero_grad()
         if scheduler is not None and stepped:
             scheduler.step()

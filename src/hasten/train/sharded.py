@@ -7,13 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
-from hasten.errors import UsageError
+from hasten.errors import HastenError, UsageError
 from hasten.train import norms, pieces
 from hasten.train.precision import Precision
 from hasten.train.strategies import Strategy, from_first, total
 from hasten.train.world import World
+
+FUSED = (torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers whose kernel for all parameters at once takes tensors in parts (PyTorch 2.13)."""
 
 _BLOCK = 100_000  # parameters of a part that is worth bringing together by itself
 
@@ -59,6 +64,13 @@ class FSDP(Strategy):
             norms.synchronise(module, lambda: self.counts)
         if isinstance(module, FSDPModule) or not any(True for _ in module.parameters()):
             return
+        scalars = [name for name, p in module.named_parameters() if not p.dim()]
+        if scalars:
+            raise UsageError(
+                f"strategy='fsdp' cuts parameters by their first dimension, and"
+                f" {', '.join(scalars[:3])} of {type(module).__name__} has none: make it a tensor"
+                " of one number, torch.ones(1), or use strategy='ddp'"
+            )
         with torch.no_grad():
             for parameter in module.parameters():
                 from_first(parameter)
@@ -77,6 +89,16 @@ class FSDP(Strategy):
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """See `Strategy`."""
         return total(value)
+
+    def step_failed(self, optimizer: Optimizer, error: RuntimeError) -> HastenError | None:
+        """See `Strategy`. Some optimizers compute what tensors in parts do not have."""
+        if not any(word in str(error) for word in ("DTensor", "sharding strategy", "placement")):
+            return None
+        return UsageError(
+            f"{type(optimizer).__name__} cannot step weights in parts, as strategy='fsdp' has them"
+            f" ({str(error).splitlines()[0].split('. ')[0]}): use another optimizer, such as AdamW"
+            " or SGD, or strategy='ddp'"
+        )
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """See `Strategy`."""
@@ -124,6 +146,15 @@ class FSDP(Strategy):
             shape=value.shape,
             stride=value.stride(),
         )
+
+
+def in_parts(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether one of the parameters lies in parts over the processes."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False  # and what the import below takes is spared
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

@@ -84,9 +84,13 @@ class _SlicedSampler:
         return len(self._given)
 
     def __iter__(self) -> Iterator[list[Any]]:
+        # It begins here, as in one process: some samplers draw now, and the loader draws next.
+        return self._slices_of(iter(self._given))
+
+    def _slices_of(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
         # At once: a sampler that draws while it goes on would draw from this process's own
         # generators, which are not those of the others.
-        for number, batch in enumerate(list(self._given)):
+        for number, batch in enumerate(list(batches)):
             start, end = self._slices.take(number, len(batch))
             yield batch[start:end]
 

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -203,16 +203,26 @@ def check_module(module: nn.Module) -> None:
         )
 
 
-def rebind(optimizer: Optimizer, replaced: Mapping[torch.Tensor, torch.Tensor]) -> None:
+def rebind(
+    optimizer: Optimizer,
+    replaced: Mapping[torch.Tensor, torch.Tensor],
+    part: Callable[[Any, Any], Any],
+) -> None:
     """Make an optimizer step the parameters that took the place of those it was made with.
 
     Moving a module changes its parameters in place for the devices of torch itself, and makes new
     ones for others.
+
+    Args:
+        optimizer: changed in place, with the state that it has already.
+        replaced: the new parameter of each old one.
+        part: of a whole tensor what this process holds where it holds the first.
     """
     for group in optimizer.param_groups if replaced else ():
         group["params"] = [replaced.get(p, p) for p in group["params"]]
     for old in [p for p in optimizer.state if p in replaced]:
-        optimizer.state[replaced[old]] = optimizer.state.pop(old)
+        new, state = replaced[old], optimizer.state.pop(old)
+        optimizer.state[new] = {name: part(new, value) for name, value in state.items()}
 
 
 def check_optimizer(optimizer: Optimizer, modules: Sequence[nn.Module]) -> None:

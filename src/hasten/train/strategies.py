@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from hasten.errors import HastenError, UsageError
 from hasten.train import norms
@@ -71,6 +72,10 @@ class Strategy:
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of a value on the device over all processes."""
         return value
+
+    def step_failed(self, optimizer: Optimizer, error: RuntimeError) -> HastenError | None:
+        """What it means that an optimizer cannot step, if it comes of the strategy."""
+        return None
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """Before evaluation: what the processes hold besides weights is the same from here on."""
@@ -323,6 +328,18 @@ def from_first(tensor: torch.Tensor) -> None:
         tensor.copy_(dense)
 
 
+def check(name: str, processes: int) -> None:
+    """Refuse a strategy of one process for several.
+
+    Raises:
+        UsageError: it is that.
+    """
+    if processes > 1 and name in ("single", "dp"):
+        raise UsageError(
+            f"strategy={name!r} is for one process, and there are {processes}: give 'ddp' or 'fsdp'"
+        )
+
+
 def make(
     name: str,
     world: World,
@@ -345,11 +362,7 @@ def make(
         return FSDP(world, precision, sync_batchnorm=sync_batchnorm)
     if name == "ddp":
         return DDP(world, sync_batchnorm=sync_batchnorm)
-    if world.size > 1:
-        raise UsageError(
-            f"strategy={name!r} is for one process, and {world.size} were started: give 'ddp' or"
-            " 'fsdp'"
-        )
+    check(name, world.size)
     if sync_batchnorm:
         raise UsageError("sync_batchnorm is for several processes, and there is one")
     return DP(device) if name == "dp" else Strategy()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hasten.errors import DataError, UsageError
-from hasten.train import explain, probe
+from hasten.train import explain, probe, sharded
 from hasten.train import loss_over as over
 from hasten.train import world as worlds
 from hasten.train.batch_size import BatchPlan, fitting
@@ -337,8 +337,11 @@ def call(model: nn.Module, data: Any) -> Any:
 def fused(
     make: MakeOptimizer, parameters: Sequence[torch.Tensor], options: Mapping[str, Any]
 ) -> Optimizer | None:
-    """The optimizer with one kernel for all parameters; None where class or device has none."""
+    """The optimizer with one kernel for all parameters; None where class or device has none, or
+    it does not know weights in parts."""
     if not inspect.isclass(make) or "fused" not in inspect.signature(make).parameters:
+        return None
+    if make not in sharded.FUSED and sharded.in_parts(parameters):
         return None
     try:
         made: Optimizer = cast(Any, make)(parameters, fused=True, **options)

@@ -18,13 +18,15 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 
 from hasten.errors import HastenError
 from hasten.feed import Loader
-from hasten.train import Result, Trainer, launch
+from hasten.train import Result, Trainer, launch, strategies
+from hasten.train import precision as precisions
 from hasten.train import world as worlds
 from hasten.train.folder import refuse_run
 from hasten.train.keeping import device_line
 from hasten.train.lock import refuse_living
 from hasten.train.seed import seed_everything
 from hasten.train.settings import Sink
+from hasten.train.trainer import fused
 from hasten.vision import data as image_data
 from hasten.vision import gallery, models
 from hasten.vision.data import ImageData
@@ -71,6 +73,15 @@ def train(settings: TrainSettings, around: Surroundings, data: ImageData | None 
     device = worlds.device_for(settings.device)
     world = worlds.join(device)
     around.say(device_line(device))
+    precisions.check(settings.precision, device)
+    layout = settings.channels_last == "on"
+    strategies.make(  # to be told now what it would refuse
+        settings.strategy,
+        world,
+        device,
+        precisions.by_rule(settings.precision, device, channels_last=layout),
+        sync_batchnorm=settings.sync_batchnorm,
+    )
     folder = around.folder
     if folder is not None:
         world.by_main(lambda: _refuse_folder(folder, around.resume))
@@ -222,6 +233,13 @@ def _devices() -> list[str]:
     return ["--devices", str(worlds.place().size)] if launch.STORE in os.environ else []
 
 
+_OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
+
+
 def _optimizer(settings: TrainSettings) -> Callable[..., Optimizer]:
     def make(parameters: Any) -> Optimizer:
         options: dict[str, Any] = {
@@ -229,9 +247,9 @@ def _optimizer(settings: TrainSettings) -> Callable[..., Optimizer]:
             "weight_decay": settings.weight_decay,
         }
         if settings.optimizer == "sgd":
-            return torch.optim.SGD(parameters, momentum=0.9, nesterov=True, fused=True, **options)
-        made = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-        return made(parameters, fused=True, **options)
+            options |= {"momentum": 0.9, "nesterov": True}
+        kind = _OPTIMIZERS[settings.optimizer]
+        return fused(kind, parameters, options) or kind(parameters, **options)
 
     return make
 
@@ -264,14 +282,20 @@ def _batch(
             -(-wanted // count),
         )
         size, accumulate, how = found.micro * count, found.accumulate, " fits"
-    parts = [f"Batch size: {size}{how}"]
-    if count > 1:
-        each = size / count
-        parts.append(f"{each:g} on each of {count} devices")
+    around.say(batch_line(f"{size}{how}", size, accumulate, count, settings.learning_rate))
+    return size, accumulate
+
+
+def batch_line(text: str, size: int, accumulate: int, devices: int, learning_rate: float) -> str:
+    """``Batch size: 128, 64 on each of 2 devices; learning rate 0.003``."""
+    parts = [f"Batch size: {text}"]
+    if devices > 1:
+        least, more = divmod(size, devices)
+        each = f"{least} or {least + 1}" if more else f"{least}"
+        parts.append(f"{each} on each of {devices} devices")
     if accumulate > 1:
         parts.append(f"accumulated {accumulate} times (effective batch {size * accumulate})")
-    around.say(f"{', '.join(parts)}; learning rate {settings.learning_rate:g}")
-    return size, accumulate
+    return f"{', '.join(parts)}; learning rate {learning_rate:g}"
 
 
 def without_normalising(transform: Transform) -> Transform:

@@ -96,7 +96,8 @@ def fit(
 ) -> dict[str, Any]:
     """Train: 4 epochs of 6 steps by default; what came of it."""
     model, loss = model or mlp(), loss or nn.CrossEntropyLoss()
-    trainer = hasten.Trainer(model, loss=loss, optimizer=sgd, **OPTIONS | options)
+    options = {"optimizer": sgd} | OPTIONS | options
+    trainer = hasten.Trainer(model, loss=loss, **options)
     val = val or hasten.Loader(data(37), batch_size=9)
     result = trainer.fit(train, val, epochs=epochs)
     assert result.evaluation is not None and trainer.run is not None
@@ -161,6 +162,22 @@ def a_dataloader() -> Any:
 @case
 def a_dataloader_with_workers() -> Any:
     return fit(DataLoader(data(), batch_size=8, shuffle=True, num_workers=1), epochs=2)
+
+
+class DrawsFirst(torch.utils.data.Sampler[list[int]]):
+    """Draws all batches when it starts, before the DataLoader draws."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(43).tolist()
+        return iter([order[:7], order[7:9], order[9:10], order[10:30], order[30:]])
+
+
+@case
+def batches_of_any_size() -> Any:
+    return fit(DataLoader(data(), batch_sampler=DrawsFirst()))
 
 
 @case
@@ -302,7 +319,24 @@ def in_parts() -> dict[str, Any]:
         "small": fit(loader(batch_size=14), **chosen),
         "deep": fit(loader(), model=deep(), epochs=1, accumulate=2, clip_norm=0.5, **chosen),
         "norm": fit(loader(), model=mlp(norm=True), sync_batchnorm=several, **chosen),
+        "fused": fit(loader(), optimizer=torch.optim.SGD, **chosen),
+        "made before": fit(loader(), (made := mlp()), optimizer=adagrad(made), **chosen),
+        "stepped": fit(loader(), (model := mlp()), optimizer=stepped(model), **chosen),
     }
+
+
+def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+    """Has state from the beginning."""
+    return torch.optim.Adagrad(model.parameters())
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    """Has state, and kept the model's weights."""
+    optimizer = adamw(model.parameters())
+    model(data()[:][0]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
 
 
 def thinly_spread() -> dict[str, Any]:
@@ -555,6 +589,17 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return iter(data())
 
 
+class Scaled(nn.Module):
+    """Has a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+
 def refusals() -> dict[str, str]:
     """What several processes cannot do."""
     sampled = torch.utils.data.DistributedSampler(data(), num_replicas=2, rank=0)
@@ -567,6 +612,10 @@ def refusals() -> dict[str, str]:
         "taken over": refusal(
             lambda: fit(hasten.Loader.from_dataloader(DataLoader(data(), batch_size=8)))
         ),
+        "rprop in parts": refusal(
+            lambda: fit(loader(), optimizer=torch.optim.Rprop, strategy="fsdp")
+        ),
+        "a number in parts": refusal(lambda: fit(loader(), Scaled(), strategy="fsdp")),
         "dp": refusal(lambda: fit(loader(), strategy="dp")),
         "skip": refusal(lambda: fit(hasten.Loader(Noted(), batch_size=8, on_error="skip"))),
     }

@@ -107,6 +107,26 @@ def test_parts_of_two_make_the_whole(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) == (folder, [])
 
 
+def test_a_folder_renamed_as_soon_as_all_have_told_is_none_the_others_look_in(
+    tmp_path: Path,
+) -> None:
+    class Quick(Pair):
+        def gather(self, value: Any) -> list[Any]:
+            found = super().gather(value)
+            (tmp_path / ".hidden").rename(tmp_path / "whole")
+            return found
+
+    lanes: tuple[queue.Queue[Any], queue.Queue[Any]] = (queue.Queue(), queue.Queue())
+    second = Parts(Quick(1, lanes), {})
+    (tmp_path / ".hidden").mkdir()
+    lanes[1].put(".hidden")
+    lanes[1].put(({"bytes": 1, "sha256": "0" * 64}, None, None))
+    second.follow(tmp_path)
+    own = tmp_path / "whole" / manifest.part_name(1)
+    made, *_ = lanes[0].get(timeout=20)
+    assert manifest.is_as_written(own, made["sha256"])
+
+
 def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
     stored = checkpoint.load(saved(tmp_path), map_location="cpu", read_parts=False).model["w"]
     assert isinstance(stored, pieces.Stored)

@@ -76,7 +76,7 @@ def interleaved(asked: list[list[int]], order: list[int]) -> bool:
     return asked == expected
 
 
-@pytest.mark.parametrize("name", ["small", "deep", "norm"])
+@pytest.mark.parametrize("name", ["small", "deep", "norm", "fused", "made before", "stepped"])
 def test_weights_in_parts_come_to_the_same(several: list[dict[str, Any]], name: str) -> None:
     alone = rank_cases.in_parts()[name]
     found = several[0]["parts"][name]
@@ -240,10 +240,12 @@ def test_each_process_saves_its_own_part(several: list[dict[str, Any]]) -> None:
         ("dataloader stream", "would give each of the 2 processes all samples"),
         ("sampler", "leave the sampler out"),
         ("generator", "cannot be shared out among 2 processes"),
-        ("single", "for one process, and 2 were started"),
+        ("single", "for one process, and there are 2"),
         ("taken over", "give the run the DataLoader itself"),
-        ("dp", "for one process, and 2 were started"),
+        ("dp", "for one process, and there are 2"),
         ("skip", 'use on_error="raise"'),
+        ("rprop in parts", "Rprop cannot step weights in parts"),
+        ("a number in parts", "scale of Scaled has none: make it a tensor of one number"),
     ],
 )
 def test_what_several_cannot_do_is_said(

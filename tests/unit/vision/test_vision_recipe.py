@@ -85,3 +85,24 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--name is 256 bytes long"):
         new_folder(tmp_path, "é" * 128, settings)
     assert new_folder(tmp_path, "é" * 127, settings).parent == tmp_path
+
+
+def test_the_batch_is_told_in_whole_samples() -> None:
+    assert recipe.batch_line("128", 128, 1, 1, 0.003) == "Batch size: 128; learning rate 0.003"
+    told = recipe.batch_line("128 fits", 128, 2, 3, 0.1)
+    assert told == (
+        "Batch size: 128 fits, 42 or 43 on each of 3 devices,"
+        " accumulated 2 times (effective batch 256); learning rate 0.1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"strategy": "dp"}, "the only one of its kind"), ({"sync_batchnorm": True}, "there is one")],
+)
+def test_what_devices_cannot_do_is_said_before_the_data_is_read(
+    change: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    settings = TrainSettings(data=str(tmp_path / "nowhere"), device="cpu", **change)
+    with pytest.raises(UsageError, match=word):
+        recipe.train(settings, recipe.Surroundings(say=lambda _: None))
