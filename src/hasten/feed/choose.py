@@ -235,7 +235,10 @@ class Planner:
     def _measure(self) -> Measured | None:
         if not self._measured:
             size = self._options.batch_size or 1
-            self._cost = measure_apart(self._maker, self._count(), size, clock=self._clock)
+            cheap_s = _CHEAP_BATCH_S / 2 / size  # the other half is for collating
+            self._cost = measure_apart(
+                self._maker, self._count(), size, clock=self._clock, cheap_s=cheap_s
+            )
             self._measured = True
         return self._cost
 

@@ -81,6 +81,7 @@ def measure(
     batch: int = 1,
     *,
     clock: Clock = time.perf_counter,
+    cheap_s: float = 0.0,
     cpu_clock: Clock = time.thread_time,
     queued: Clock | None = None,
 ) -> Measured | None:
@@ -90,6 +91,8 @@ def measure(
 
     Args:
         batch: samples that are collated for a batch.
+        cheap_s: samples that take less than this each need no longer trial: the first are slow
+            ones.
         queued: seconds that this thread has waited for a core; asked of the system if None.
     """
     if count == 0:
@@ -125,8 +128,9 @@ def measure(
                 made += 1
                 if made <= kept:
                     samples.append(sample)
-                spent = ended - begin
-                if spent > (_TELLING_S if number + 1 >= _TRIAL_SAMPLES else TRIAL_S):
+                spent, told = ended - begin, number + 1 >= _TRIAL_SAMPLES
+                cheap = told and seconds < cheap_s * timed
+                if cheap or spent > (_TELLING_S if told else TRIAL_S):
                     break
             waited_s += waited()
             collate_s = _collating(maker, samples, batch, clock) if samples else 0.0
@@ -161,7 +165,7 @@ def _steady(maker: Maker, draws: frozenset[str], indices: list[int], each_s: flo
     """
     seeded = copy.copy(maker)
     seeded.uses = draws
-    for index in indices[: max(1, int(_AGAIN_S / max(each_s, 1e-9)) // 2)][:_AGAIN_SAMPLES]:
+    for index in indices[: min(_AGAIN_SAMPLES, int(_AGAIN_S / max(each_s, 1e-6)) // 2)]:
         try:
             first = copy.deepcopy(seeded.sample(0, index))  # the next may write to what it shows
             if not identical(first, seeded.sample(0, index)):
@@ -171,14 +175,16 @@ def _steady(maker: Maker, draws: frozenset[str], indices: list[int], each_s: flo
     return True
 
 
-def measure_apart(maker: Maker, count: int, batch: int, *, clock: Clock) -> Measured | None:
+def measure_apart(
+    maker: Maker, count: int, batch: int, *, clock: Clock, cheap_s: float = 0.0
+) -> Measured | None:
     """What `measure` gives, from a forked child, so that nothing of the trial stays here.
 
     Samples may count, cache, or open files, which worker processes that are forked later would
     share. A trial that takes too long is ended. Where processes are not forked, it is made here.
     """
     if not sys.platform.startswith("linux"):
-        return measure(maker, count, batch, clock=clock)
+        return measure(maker, count, batch, clock=clock, cheap_s=cheap_s)
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter(
@@ -189,9 +195,9 @@ def measure_apart(maker: Maker, count: int, batch: int, *, clock: Clock) -> Meas
         except OSError:  # no more processes, or no memory for one
             os.close(reading)
             os.close(writing)
-            return measure(maker, count, batch, clock=clock)
+            return measure(maker, count, batch, clock=clock, cheap_s=cheap_s)
     if child == 0:
-        _child(lambda: measure(maker, count, batch, clock=clock), writing)
+        _child(lambda: measure(maker, count, batch, clock=clock, cheap_s=cheap_s), writing)
     os.close(writing)
     began = time.monotonic()
     answer = b""

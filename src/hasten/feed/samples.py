@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -251,9 +251,11 @@ class Maker:
             if got is not None:
                 return list(got), indices
         samples, kept = [], []
-        for index, key in zip(indices, self._keys(epoch, indices), strict=True):
+        plain = self.fetch is None and self._many is None and not self.uses
+        dataset, keys = self.dataset, () if plain else self._keys(epoch, indices)
+        for place, index in enumerate(indices):
             try:
-                sample = self._sample(index, key)
+                sample = dataset[index] if plain else self._sample(index, keys[place])
             except Exception as error:  # noqa: BLE001 - raised or noted, with its index
                 made.skipped.append((index, self.skip(index, error)))
             else:
@@ -279,7 +281,7 @@ class Maker:
             return self.fetch(index, key, out)
         return self._sample(index, key)
 
-    def _keys(self, epoch: int, indices: list[Any]) -> Iterable[int]:
+    def _keys(self, epoch: int, indices: list[Any]) -> Sequence[int]:
         if self.fetch is None and not self.uses:
             return [0] * len(indices)  # nobody draws
         numbers = np.array([_number(index) for index in indices], dtype=np.int64)

@@ -58,9 +58,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Plan:
     if isinstance(dataset, Timed):
 
-        def timed(maker: Maker, count: int, batch: int, *, clock: Any) -> Any:
+        def timed(maker: Maker, count: int, batch: int, **options: Any) -> Any:
             cpu, none = (lambda: dataset.cpu), (lambda: 0.0)
-            found = measure(maker, count, batch, clock=clock, cpu_clock=cpu, queued=none)
+            found = measure(maker, count, batch, cpu_clock=cpu, queued=none, **options)
             return found and replace(found, free=dataset.free)
 
         monkeypatch.setattr(choose_module, "measure_apart", timed)
@@ -149,6 +149,10 @@ def test_measuring_takes_half_a_second_and_passes_over_broken_samples() -> None:
     assert measured.samples == 6
     assert measured.seconds == pytest.approx(0.1)
     assert cost(Timed(3.0)).samples == 1
+    for seconds in (0.06, 0.5, 3.0):
+        slow = Timed(seconds)
+        cost(slow)
+        assert slow.now < max(0.5 + 2 * seconds, 1.1 * seconds), "none of them is asked for again"
     assert cost(Timed(1e-3, busy=0.5)).cpu_seconds == pytest.approx(0.5e-3)
     assert 0 < cost(Broken(1e-3, count=21)).samples < 21
 

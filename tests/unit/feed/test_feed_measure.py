@@ -92,6 +92,20 @@ def test_cheap_samples_are_tried_for_longer_and_a_few_of_them_again() -> None:
     assert found is not None and found.samples == len(set(asked)) == 64, "0.15 s are over by then"
 
 
+def test_of_samples_that_are_cheap_enough_no_more_is_asked() -> None:
+    maker = Maker(kinds.Plain(1000), None, seed=0, skip_errors=False, batched=True)
+
+    def tried(cheap_s: float) -> int:
+        now = iter(range(10**9))
+        clock = lambda: next(now) * 1e-5  # noqa: E731 - a sample takes that long
+        found = measure_module.measure(maker, 1000, clock=clock, cheap_s=cheap_s)
+        assert found is not None
+        return found.samples
+
+    assert tried(cheap_s=2e-5) == 64
+    assert tried(cheap_s=0.5e-5) == 1000
+
+
 @pytest.mark.parametrize(
     ("late", "free"),
     [([0.00007] * 99 + [0.140], 0.28), ([0.00007] * 99, 1.0), ([0.005] * 9, 0.0)],
