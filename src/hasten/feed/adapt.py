@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -13,6 +14,8 @@ Clock = Callable[[], float]
 _FIRST_BATCHES = 3  # of an epoch or a plan: start-up, compilation, first allocations
 _WINDOW_S = 0.5
 _WINDOW_BATCHES = 8
+_SURE_BATCHES = 16  # after which a trial may be over sooner
+_WORSE = 1.3
 _WAITING = 0.10  # share of the time spent waiting from which more is tried
 _LATE = 0.5  # if fewer batches than that had to be waited for, some are late, not all
 _GAIN = 0.97  # a change is kept if a batch takes at most this share of the time before
@@ -22,8 +25,8 @@ _WORTH_S = 0.2  # what is left to gain in an epoch, for a change in the middle o
 class Moves(Protocol):
     """What can be tried; each gives None where there is nothing to try (see `Planner`)."""
 
-    def larger(self, plan: Plan) -> Plan | None:
-        """More workers."""
+    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+        """More workers, where a batch is waited for so long."""
 
     def deeper(self, plan: Plan) -> Plan | None:
         """More batches ahead."""
@@ -72,8 +75,11 @@ class Watch:
     @property
     def full(self) -> bool:
         """Enough was seen for a decision."""
-        total = self._waited_s + self._worked_s
-        return self._batches >= _WINDOW_BATCHES and total >= _WINDOW_S
+        total_s = self._waited_s + self._worked_s
+        before_s = self._before[0] if self._before is not None else math.inf
+        if self._batches >= _SURE_BATCHES and total_s > _WORSE * self._batches * before_s:
+            return True  # a trial that goes wrong is not gone on with
+        return self._batches >= _WINDOW_BATCHES and total_s >= _WINDOW_S
 
     @property
     def step_s(self) -> float | None:
@@ -112,7 +118,7 @@ class Watch:
         if tried_plan is None and waiting > _WAITING:
             said = f"{plan.reason}; the loop waited {waiting:.0%} of the time"
             more = self._moves.deeper(plan) if late < _LATE else None
-            more = more or self._moves.larger(plan)
+            more = more or self._moves.larger(plan, period_s - step_s)
             tried_plan = more and replace(more, reason=said)
         if tried_plan is None:
             return plan

@@ -235,7 +235,7 @@ class Planner:
     def _measure(self) -> Measured | None:
         if not self._measured:
             size = self._options.batch_size or 1
-            cheap_s = _CHEAP_BATCH_S / 2 / size  # the other half is for collating
+            cheap_s = 0.75 * _CHEAP_BATCH_S / size  # the rest is for collating
             self._cost = measure_apart(
                 self._maker, self._count(), size, clock=self._clock, cheap_s=cheap_s
             )
@@ -267,8 +267,13 @@ class Planner:
 
     # While a plan runs -----------------------------------------------------------------------
 
-    def larger(self, plan: Plan) -> Plan | None:
-        """The next plan to try where the loop waits; None where this one is all there is."""
+    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+        """The next plan to try where the loop waits; None where this one is all there is.
+
+        Args:
+            plan: the one that runs.
+            wait_s: for a batch, as seen: where the loop makes it, what that takes.
+        """
         if not self._options.chosen or plan.name not in ("inline", "threads", "processes"):
             return None
         have, cost = cores(), self._cost
@@ -278,7 +283,7 @@ class Planner:
         if alone:  # the loop's thread, or one beside it
             if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
-            if self._batch_s(cost) < _HANDOVER_S:
+            if (wait_s if plan.name == "inline" else self._batch_s(cost)) < _HANDOVER_S:
                 return None
             grown = self._by_processes(cost, plan.reason)
             return _like(grown, plan) if grown.workers else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from hasten.errors import DataError
 from hasten.feed.pool import DiedError, Pool
+from hasten.feed.resting import Rest
 from hasten.feed.samples import short
 from hasten.feed.work import RemoteError
 
@@ -46,6 +48,7 @@ class Jobs:
         self._held: dict[int, deque[Any]] = {}  # of workers that were replaced: jobs not sent yet
         self._turn = 0
         self._deaths = 0
+        self._rest = Rest(len(pool))
 
     @property
     def full(self) -> bool:
@@ -83,7 +86,7 @@ class Jobs:
         while True:
             number, indices, _, worker = self._waiting[0]
             try:
-                reply = received(self._pool, worker, self._timeout_s)
+                reply = received(self._pool, worker, self._timeout_s, self._rest)
             except DiedError as died:
                 self._deaths += 1
                 if self._deaths >= MOST_DEATHS:
@@ -112,14 +115,18 @@ class Jobs:
             del self._held[worker]
 
 
-def received(pool: Pool, worker: int, timeout_s: float) -> Any:
-    """A worker's next reply.
+def received(pool: Pool, worker: int, timeout_s: float, rest: Rest | None = None) -> Any:
+    """A worker's next reply. `rest`: what to do where it has to be waited for.
 
     Raises:
         DiedError: see `Pool.receive`.
         DataError: it did not come in time.
     """
     try:
+        if rest is not None:
+            with suppress(TimeoutError):
+                return pool.receive(worker, 0.0)
+            return rest.during(lambda: pool.receive(worker, timeout_s or None))
         return pool.receive(worker, timeout_s or None)
     except TimeoutError as error:
         raise DataError(

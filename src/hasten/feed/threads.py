@@ -15,6 +15,7 @@ import torch
 from hasten.feed.buffers import Ring, array
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
+from hasten.feed.resting import Rest
 from hasten.feed.samples import Maker
 from hasten.feed.sources import Item, Report
 
@@ -213,6 +214,7 @@ class _Pool:
         self._done = threading.Condition(lock)
         self._tasks: deque[tuple[_Job, int]] = deque()
         self._closed = False
+        self._rest = Rest(workers)
         self._threads = [
             threading.Thread(target=self._run, name=f"hasten-feed-{number}", daemon=True)
             for number in range(workers)
@@ -233,6 +235,10 @@ class _Pool:
             self._work.notify(len(job.indices))
 
     def wait(self, job: _Job) -> None:
+        if job.left:
+            self._rest.during(lambda: self._wait(job))
+
+    def _wait(self, job: _Job) -> None:
         with self._done:
             while job.left and not self._closed:
                 self._done.wait()

@@ -26,7 +26,7 @@ class Moves:
         self.short = False
         self.inline_s: float | None = None
 
-    def larger(self, plan: Plan) -> Plan | None:
+    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
         return replace(plan, workers=plan.workers + 1) if plan.workers < 4 else None
 
     def deeper(self, plan: Plan) -> Plan | None:
@@ -147,6 +147,25 @@ def test_memory_that_runs_short_comes_first_and_ends_the_climb() -> None:
     assert world.epoch(plan).workers == 1
 
 
+def test_a_trial_that_goes_wrong_is_short() -> None:
+    watch = Watch(Moves())
+    plan = PLAN
+    for _ in range(200):
+        watch.saw(0.005, 0.001)
+        if watch.full:
+            plan = watch.decide(plan, 10_000)
+            break
+    assert plan.workers == 2
+    batches = 0
+    while plan.workers == 2:
+        watch.saw(0.010, 0.001)
+        batches += 1
+        if watch.full:
+            plan = watch.decide(plan, 10_000)
+    assert plan.workers == 1
+    assert batches < 30, "11 ms each: half a second would be 45"
+
+
 @pytest.mark.parametrize(("inline_wait_s", "name"), [(0.002, "inline"), (0.02, "processes")])
 def test_prefetching_that_does_not_win_is_dropped(inline_wait_s: float, name: str) -> None:
     world = World(lambda plan, _: 0.006 if plan.workers else inline_wait_s, step_s=0.001)
@@ -235,7 +254,16 @@ def test_little_memory_makes_it_smaller_and_keeps_it_from_growing(
     host.update(shm=1 << 34, free=1 << 28)
     less = plans.smaller(plan)
     assert less is not None and "256 MiB of memory left" in less.reason
-    assert plans.larger(plan) is None
+    assert plans.larger(plan, 0.1) is None
+
+
+def test_what_the_loop_makes_in_no_time_is_not_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The samples tried took longer than those of the loop do: its own are what counts."""
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    inline = Plan(name="inline", reason="")
+    assert planner(COST, monkeypatch).larger(inline, 0.001) is None
 
 
 def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
@@ -243,8 +271,8 @@ def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
 ) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     inline = Plan(name="inline", reason="")
-    assert planner(COST, monkeypatch).larger(inline) is not None
-    assert planner(replace(COST, opens=True), monkeypatch).larger(inline) is None
+    assert planner(COST, monkeypatch).larger(inline, 0.1) is not None
+    assert planner(replace(COST, opens=True), monkeypatch).larger(inline, 0.1) is None
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_what_does_not_is_made_by_the_loop_however_long_it_takes(
     assert loader.plan.name == "inline"
     assert "an index gives another one each time" in loader.explain()
     planner = loader._feeds._planner
-    assert planner is not None and planner.larger(loader.plan) is None
+    assert planner is not None and planner.larger(loader.plan, 0.1) is None
     assert planner.instead(loader.plan, "so").name == "inline"
 
 
