@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hasten.feed import randomness
-from hasten.feed.describe import device_tensor, on_device
 from hasten.feed.inside import Inside, alive, inside
 from hasten.feed.place import tensors
 from hasten.feed.samples import Made, Maker
@@ -151,9 +150,6 @@ class AsGivenWork:
             made = self._maker.make(0, number, indices)
         except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
             made = Made(number, failure=(said(error), traceback.format_exc()))
-        device = device_tensor(made.batch)
-        if device:
-            made = Made(number, failure=(on_device(device), ""))
         moved = randomness.touched(before)
         after = randomness.packed(randomness.save()) if moved else None
         now = self._inside()

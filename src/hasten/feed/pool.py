@@ -1,4 +1,4 @@
-"""Worker processes, each with a pipe of its own: a death is seen at once, and is nobody else's.
+"""Worker processes, each with a channel of its own: a death is seen at once, and is nobody else's.
 
 PyTorch's workers share queues: one that is killed while it holds a lock, or half a message in the
 pipe, stops all of them, and it takes 5 s to see. Here nothing is shared but the tensors' memory.
@@ -7,7 +7,6 @@ pipe, stops all of them, and it takes 5 s to see. Here nothing is shared but the
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import threading
@@ -15,8 +14,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,12 +21,15 @@ import torch
 import torch.multiprocessing
 
 from hasten.errors import DataError
+from hasten.feed.channel import Channel, ready
+from hasten.feed.parcel import Parcel, lend, opened
+from hasten.feed.segments import Arena, Borrowed
 
 _LOOK_S = 1.0  # how often a worker looks whether the main process is still there
 _GRACE_S = 1.0  # for a worker to end the batch that it is making, when it is told to stop
-_LEAVING_S = 10.0  # for a process that has closed its pipe to end, on a busy machine
+_LEAVING_S = 10.0  # for a process that has closed its end to end, on a busy machine
 _END = "end"  # in place of a job
-_PIPE_BYTES = 32 << 10  # half of the smallest buffer of a pipe
+_SPARE = 2  # segments that a worker keeps beyond one for each of its jobs
 
 
 class Work(Protocol):
@@ -96,10 +96,9 @@ class Pool:
 
     def send(self, number: int, job: Any) -> None:
         """Give a worker a job. One that is dead takes it too: `receive` tells."""
-        try:
-            self._workers[number].pipe.send(job)
-        except OSError:  # broken pipe
-            return
+        worker = self._workers[number]
+        with suppress(OSError):  # closed at the other end
+            worker.channel.post(Parcel((worker.borrowed.given_back(), job), None))
 
     def receive(self, number: int, timeout_s: float | None = None) -> Any:
         """The reply to the oldest job of a worker that is without one.
@@ -110,19 +109,39 @@ class Pool:
             DataError: it could not be opened here.
         """
         worker = self._workers[number]
-        ready = connection.wait([worker.pipe, worker.process.sentinel], timeout_s)
-        if not ready:
-            raise TimeoutError
+        limit = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            if worker.pipe in ready or worker.pipe.poll():
-                reply = worker.pipe.recv()
-                worker.begun = True
-                return reply
-        # Half a message, memory that went with its worker, or no room for another open file, which
-        # multiprocessing tells as "received 0 items of ancdata".
-        except (OSError, EOFError, RuntimeError) as error:
-            self._check_dead(worker, error)
-        raise self._death(worker)
+            message, descriptors = worker.channel.receive(lambda: self._wait(worker, limit))
+        except TimeoutError:
+            raise
+        except (EOFError, ConnectionError):
+            raise self._death(worker) from None
+        except OSError as error:
+            raise _unopened(worker, error) from error
+        worker.begun = True
+        try:
+            return opened(message, descriptors, worker.borrowed)
+        except Exception as error:
+            raise _unopened(worker, error) from error
+
+    def _wait(self, worker: _Worker, limit: float | None) -> None:
+        """Until a worker has written something, is gone (an EOFError), or it is too late."""
+        while True:
+            left_s = _LOOK_S
+            if limit is not None:
+                left_s = min(left_s, limit - time.monotonic())
+            # Jobs that there was no room for are written as there is, also those of others.
+            late = [w.channel for w in self._workers if not _flushed(w.channel)]
+            found = ready([worker.channel, worker.process.sentinel], late, max(0.0, left_s))
+            if worker.channel in found:
+                return
+            # Of a worker that has forked, its fork may hold both open.
+            if worker.process.sentinel in found or worker.process.exitcode is not None:
+                if ready([worker.channel], timeout_s=0):
+                    return
+                raise EOFError
+            if limit is not None and time.monotonic() >= limit:
+                raise TimeoutError
 
     def replace(self, number: int) -> None:
         """Start a new process in place of one that died; it has none of the jobs."""
@@ -138,7 +157,7 @@ class Pool:
         if self._pid != os.getpid():
             workers, self._workers = self._workers, []
             for worker in workers:
-                worker.pipe.close()
+                worker.channel.close()
             return
         with _interrupts_held_back():  # half closed, it could not be closed again
             workers, self._workers = self._workers, []
@@ -146,8 +165,8 @@ class Pool:
                 # A process that somebody else forked may hold a copy of this end: closing it
                 # would tell the worker nothing.
                 with suppress(OSError):
-                    worker.pipe.send(_END)
-                worker.pipe.close()
+                    worker.channel.post(Parcel(((), _END), None))
+                worker.channel.close()
             limit = time.monotonic() + _GRACE_S
             for worker in workers:
                 worker.process.join(max(0.0, limit - time.monotonic()))
@@ -159,7 +178,7 @@ class Pool:
             self.close()
 
     def _started(self, number: int) -> _Worker:
-        mine, theirs = self._context.Pipe()
+        mine, theirs = Channel.pair()
         _mine.add(mine)
         forked = self._context.get_start_method() == "fork"
         process = self._context.Process(
@@ -169,10 +188,10 @@ class Pool:
                 self._work,
                 number,
                 self._niceness,
-                _PIPE_BYTES // self._jobs_each,
-                # A forked child holds all that is open here. An end of a pipe that it kept would
-                # hide from the other workers that this process has closed it, or has ended.
-                [pipe for pipe in _mine if not pipe.closed] if forked else [],
+                self._jobs_each + _SPARE,
+                # A forked child holds all that is open here. An end that it kept would hide from
+                # the other workers that this process has closed it, or has ended.
+                [end for end in _mine if not end.closed] if forked else [],
             ),
             name=f"hasten-feed-{number}",
             daemon=True,
@@ -190,18 +209,8 @@ class Pool:
             theirs.close()
         return worker
 
-    def _check_dead(self, worker: _Worker, error: Exception) -> None:
-        closed = isinstance(error, (EOFError, ConnectionResetError))  # it is on its way out
-        worker.process.join(_LEAVING_S if closed else _GRACE_S)
-        if worker.process.exitcode is None:
-            raise DataError(
-                f"a batch from worker process {worker.process.pid} could not be opened: {error!r}. "
-                "Where too many files are open, raise `ulimit -n`, or call torch.multiprocessing."
-                'set_sharing_strategy("file_system")'
-            ) from error
-
     def _death(self, worker: _Worker) -> DiedError:
-        worker.process.join(_GRACE_S)  # its exit status may take a moment
+        worker.process.join(_LEAVING_S)  # its exit status may take a moment
         exitcode = worker.process.exitcode
         forked = self._context.get_start_method() == "fork"
         imported = exitcode == 1 and not forked and not worker.begun  # 1: an error got out
@@ -209,7 +218,7 @@ class Pool:
 
     @staticmethod
     def _end(worker: _Worker) -> None:
-        worker.pipe.close()
+        worker.channel.close()
         process = worker.process
         for end in (process.terminate, process.kill):
             if process.exitcode is None:
@@ -221,18 +230,19 @@ class Pool:
 
 
 class _Worker:
-    def __init__(self, process: Any, pipe: Any) -> None:
+    def __init__(self, process: Any, channel: Channel) -> None:
         self.process = process
-        self.pipe = pipe
+        self.channel = channel
+        self.borrowed = Borrowed()
         self.begun = False
 
 
-_mine: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The main process's ends of all pipes, of all pools."""
+_mine: weakref.WeakSet[Channel] = weakref.WeakSet()
+"""The main process's ends of all channels, of all pools."""
 
 
 def _main(
-    pipe: Any, work: Work, number: int, niceness: int, direct_bytes: int, inherited: list[Any]
+    channel: Channel, work: Work, number: int, niceness: int, spare: int, inherited: list[Channel]
 ) -> None:
     """What a worker process runs.
 
@@ -246,16 +256,24 @@ def _main(
     for other in inherited:
         other.close()
     parent = os.getppid()
-    sys.excepthook = _unless_left
     torch.set_num_threads(1)
-    send = _Sender(pipe, direct_bytes)
+    arena = Arena(spare)
+    lend(arena)
+    send = _Sender(channel)
+
+    def wait() -> None:
+        while not ready([channel], timeout_s=_LOOK_S):
+            if os.getppid() != parent:
+                raise EOFError
+
     try:
         work.start(number)
         while True:
-            while not pipe.poll(_LOOK_S):
-                if os.getppid() != parent:
-                    return
-            job = pipe.recv()
+            message, _ = channel.receive(wait)
+            back, job = opened(message, (), None)
+            del message
+            for segment, lost in back:
+                arena.released(segment, lost=lost)
             if job == _END:
                 return
             try:
@@ -264,52 +282,44 @@ def _main(
                 # Raised by the data set's own code: no reason for a worker to die unexplained.
                 reply = work.left(job, error)
             try:
-                message = ForkingPickler.dumps(reply)
+                parcel = Parcel(reply, arena)
             except Exception as error:  # noqa: BLE001 - told by the loop
-                message = ForkingPickler.dumps(work.failed(job, error))
+                parcel = Parcel(work.failed(job, error), arena)
             del reply
-            send(message)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+            send(parcel)
+    except (EOFError, ConnectionError):
         return  # the main process has closed its end
 
 
-def _unless_left(kind: Any, error: Any, trace: Any) -> None:
-    """Of the thread that hands out tensors' memory: the main process may lose interest midway."""
-    if not issubclass(kind, (ConnectionError, EOFError)):
-        sys.__excepthook__(kind, error, trace)
-
-
 class _Sender:
-    """Sends small replies at once, large ones by a thread: nobody reads while the loop trains."""
+    """Sends what there is room for, the rest by a thread: nobody reads while the loop trains."""
 
-    def __init__(self, pipe: Any, direct_bytes: int) -> None:
-        self._pipe = pipe
-        self._direct_bytes = direct_bytes
-        self._left: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._unsent = 0
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._lock = threading.Lock()
+        self._left = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __call__(self, message: Any) -> None:
-        if self._unsent == 0 and len(message) <= self._direct_bytes:
-            self._pipe.send_bytes(message)
-            return
+    def __call__(self, parcel: Parcel) -> None:
+        with self._lock:
+            if self._channel.post(parcel):
+                return
+        self._left.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
-        with self._lock:
-            self._unsent += 1
-        self._left.put(message)
 
     def _run(self) -> None:
-        while True:
-            message = self._left.get()
-            try:
-                self._pipe.send_bytes(message)
-            except OSError:
-                return  # the main process has closed its end; the other thread sees it too
-            with self._lock:
-                self._unsent -= 1
+        try:
+            while self._left.wait():
+                self._left.clear()
+                while True:
+                    with self._lock:
+                        if self._channel.flush():
+                            break
+                    ready((), [self._channel])
+        except (OSError, ValueError):
+            return  # the main process has closed its end; the other thread sees it too
 
 
 @contextmanager
@@ -326,17 +336,34 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _unlink_memory(pid: int) -> None:
-    """Remove what a killed process left in /dev/shm, between making a segment and unlinking it."""
+    """Remove what a killed process left in /dev/shm, between making a segment and unlinking it.
+
+    Nothing of the feed: the data set's own code may share tensors.
+    """
     strategy: str = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     if sys.platform.startswith("linux") and strategy == "file_descriptor":
-        # With the other strategy the names are in use for as long as the batches are.
+        # With the other strategy the names are in use for as long as the tensors are.
         for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
             path.unlink(missing_ok=True)
 
 
+def _flushed(channel: Channel) -> bool:
+    try:
+        return channel.flush()
+    except OSError:
+        return True  # its worker is gone: told when it is asked for
+
+
+def _unopened(worker: _Worker, error: Exception) -> DataError:
+    return DataError(
+        f"a batch from worker process {worker.process.pid} could not be opened: "
+        f"{type(error).__name__}: {error}. Where too many files are open, raise `ulimit -n`"
+    )
+
+
 def _obituary(pid: int, exitcode: int | None) -> str:
     if exitcode is None:
-        return f"worker process {pid} closed its pipe"
+        return f"worker process {pid} closed its channel"
     if exitcode < 0:
         name = signal.Signals(-exitcode).name
         return f"worker process {pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"

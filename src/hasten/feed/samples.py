@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     ConcatDataset,
     Subset,
@@ -330,11 +329,9 @@ class Maker:
         try:
             return self.collate_fn(given)
         except RuntimeError:
-            # In a worker it stacks into shared memory, which lazily negated or conjugated tensors,
-            # for one, do not bear. What cannot be sent either, `Work.failed` tells; quantised
-            # tensors would come without what their numbers mean.
-            if any(isinstance(x, torch.Tensor) and x.is_quantized for x in tree_leaves(given)):
-                raise
+            # In a worker it stacks into memory that it is given, which lazily negated or
+            # conjugated tensors, for one, do not bear. What cannot be sent either, `Work.failed`
+            # tells.
             with outside_worker():
                 return self.collate_fn(given)
 

@@ -13,8 +13,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.describe import ON_HOST, device_tensor, on_device, text_of
+from hasten.feed.describe import ON_HOST, on_device, text_of
 from hasten.feed.keys import WORKERS, mix
+from hasten.feed.parcel import OnDeviceError
 from hasten.feed.samples import Made, Maker
 
 
@@ -96,8 +97,7 @@ class MapWork:
             made = self._maker.make(epoch, number, indices)
         except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
             return Made(number, failure=(said(error), traceback.format_exc()))
-        device = device_tensor(made.batch)
-        return Made(number, failure=(on_device(device), "")) if device else made
+        return made
 
     def failed(self, job: tuple[int, int, Any], error: Exception) -> Made:
         """See `Work`."""
@@ -177,8 +177,7 @@ class StreamWork:
             self._samples = None
             text = f"the stream failed in a worker process: {said(error)}"
             return Piece(failure=(text, traceback.format_exc()))
-        device = device_tensor(piece.batch)
-        return Piece(failure=(on_device(device), "")) if device else piece
+        return piece
 
     def failed(self, job: StreamJob, error: Exception) -> Piece:
         """See `Work`."""
@@ -221,6 +220,8 @@ def said(error: Exception) -> str:
 
 def unsendable(error: Exception) -> tuple[str, str]:
     """(message, traceback) for a batch that cannot travel between processes."""
+    if isinstance(error, OnDeviceError):
+        return on_device(str(error)), ""
     text = (
         f"a batch cannot be sent from a worker process ({type(error).__name__}: {error}); return "
         "what can be pickled (tensors, arrays, numbers, text, and containers of those), or use "

@@ -26,8 +26,10 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SI
 
 
 def _kill(which: int, how: int = signal.SIGKILL) -> None:
-    """Kill one of the workers and see it dead."""
+    """Kill one of the workers, if any is left, and see it dead."""
     children = multiprocessing.active_children()
+    if not children:  # what they had sent before they were killed is still to be given
+        return
     child = children[which % len(children)]
     assert child.pid is not None
     os.kill(child.pid, how)

@@ -1,0 +1,207 @@
+"""Messages between this process and a worker, over a pair of sockets; open files may go with them.
+
+Nothing here waits unasked: what there is no room for is kept and written later, what has not come
+yet is waited for by a function of the caller's, which may give up.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import selectors
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+MOST_FILES = 16
+"""Open files that may go with a message."""
+
+_HEAD = struct.Struct("!QI")  # bytes of the message, files that go with it
+_ROOM = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if os.name == "posix" else 0
+_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_TOO_MANY = {errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE} if os.name == "posix" else set()
+
+
+class Letter(Protocol):
+    """A message, written when its turn comes."""
+
+    def written(self) -> tuple[bytes, list[int]]:
+        """It, and the descriptors that go with it. Called again if those could not."""
+
+    def without_files(self) -> None:
+        """The system lets no more files travel: from here on it is to do without."""
+
+    def gone(self) -> None:
+        """It is on its way."""
+
+
+class Plain:
+    """A message of bytes alone."""
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+
+    def written(self) -> tuple[bytes, list[int]]:
+        """See `Letter`."""
+        return self._message, []
+
+    def without_files(self) -> None:
+        """See `Letter`."""
+
+    def gone(self) -> None:
+        """See `Letter`."""
+
+
+class Channel:
+    """One end of a pair; each end is for one process, and for one thread in each direction."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Its `end` is not to be used by others."""
+        end.setblocking(False)
+        self._end = end
+        self._letters: deque[Letter] = deque()
+        self._rest = memoryview(b"")  # of a message that is half written
+        self._head = bytearray()
+        self._files: list[int] = []
+        self._body: bytearray | None = None
+        self._filled = 0
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two ends."""
+        here, there = socket.socketpair()
+        return cls(here), cls(there)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To a process that is being started."""
+        return Channel, (self._end,)
+
+    def fileno(self) -> int:
+        """-1 when closed."""
+        return self._end.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Here."""
+        return self._end.fileno() < 0
+
+    def close(self) -> None:
+        """Close this end, and what came with half a message."""
+        self._end.close()
+        self._letters.clear()
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files = []
+
+    def post(self, letter: Letter) -> bool:
+        """Send a message as far as there is room now; see `flush`."""
+        self._letters.append(letter)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Go on with what is not written yet; whether nothing is left.
+
+        Raises:
+            OSError: the other end is closed.
+        """
+        try:
+            while self._rest or self._letters:
+                if not self._rest:
+                    self._begin(self._letters[0])
+                    self._letters.popleft().gone()
+                    continue
+                self._rest = self._rest[self._end.send(self._rest) :]
+        except BlockingIOError:
+            return False
+        return True
+
+    def _begin(self, letter: Letter) -> None:
+        message, files = letter.written()
+        head = _HEAD.pack(len(message), len(files))
+        if not files:
+            count = self._end.send(head + message[: 1 << 16])
+        else:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+            try:
+                count = self._end.sendmsg([head, message], [rights])
+            except OSError as error:
+                if error.errno not in _TOO_MANY:
+                    raise
+                letter.without_files()
+                self._begin(letter)
+                return
+        if count < len(head):
+            self._rest = memoryview(head + message)[count:]
+        else:
+            self._rest = memoryview(message)[count - len(head) :]
+
+    def receive(self, wait: Callable[[], None]) -> tuple[memoryview, list[int]]:
+        """The next message, and the descriptors that came with it, which are the caller's now.
+
+        Args:
+            wait: called where nothing is there to be read; it returns when something may be, or
+                raises to give up. What has come until then is kept for the next call.
+
+        Raises:
+            EOFError: the other end is closed.
+            OSError: it is closed, or there can be no more open files here.
+        """
+        while len(self._head) < _HEAD.size:
+            part = self._read_head(_HEAD.size - len(self._head))
+            if part is None:
+                wait()
+                continue
+            self._head += part
+        size, files = _HEAD.unpack(self._head)
+        if self._body is None:
+            self._body, self._filled = bytearray(size), 0
+        view = memoryview(self._body)
+        while self._filled < size:
+            try:
+                count = self._end.recv_into(view[self._filled :])
+            except BlockingIOError:
+                wait()
+                continue
+            if not count:
+                raise EOFError
+            self._filled += count
+        found, self._files = self._files, []
+        self._head, self._body = bytearray(), None
+        if len(found) < files:  # the system leaves out those that it has no number for
+            for descriptor in found:
+                os.close(descriptor)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return view, found
+
+    def _read_head(self, size: int) -> bytes | None:
+        try:
+            if not hasattr(self._end, "recvmsg"):
+                part = self._end.recv(size)
+            else:
+                part, rights, _, _ = self._end.recvmsg(size, _ROOM, _FLAGS)
+                for _, kind, data in rights:
+                    if kind == socket.SCM_RIGHTS:
+                        whole = len(data) - len(data) % array.array("i").itemsize
+                        self._files += array.array("i", data[:whole])
+        except BlockingIOError:
+            return None
+        if not part:
+            raise EOFError
+        return part
+
+
+def ready(
+    reading: Iterable[Any], writing: Iterable[Any] = (), timeout_s: float | None = None
+) -> list[Any]:
+    """Those of these that can be read from or written to, as soon as one can; none in time: []."""
+    kind = getattr(selectors, "PollSelector", selectors.SelectSelector)
+    with kind() as selector:
+        wanted = dict.fromkeys(reading, selectors.EVENT_READ)
+        for each in writing:
+            wanted[each] = wanted.get(each, 0) | selectors.EVENT_WRITE
+        for each, events in wanted.items():
+            selector.register(each, events)
+        return [key.fileobj for key, _ in selector.select(timeout_s)]
