@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,19 +159,37 @@ def test_no_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(list(loader)) == 3
 
 
+@contextlib.contextmanager
+def _files_left(count: int) -> Iterator[None]:
+    """No more than so many can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + count
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at /proc")
 def test_too_many_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Loader(Each(torch.tensor, 400), 1, num_workers=1) as loader:
+    with Loader(Each(lambda index: torch.full((99_000,), index), 99), 1, num_workers=1) as loader:
         batches = iter(loader)
         kept = [next(batches)]
-        few = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 10
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
-        try:
-            with pytest.raises(DataError, match="ulimit -n"):
-                kept.extend(batches)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with _files_left(10), pytest.raises(DataError, match="ulimit -n"):
+            kept.extend(batches)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at /proc")
+@pytest.mark.parametrize(("size", "spare"), [(1, 10), (30_000, 250)])
+def test_batches_that_are_kept_are_not_open_files(size: int, spare: int) -> None:
+    dataset = Each(lambda index: torch.full((size,), index), 300)
+    with Loader(dataset, 1, num_workers=1) as loader:
+        batches = iter(loader)
+        kept = [next(batches)]
+        with _files_left(spare):
+            kept.extend(batches)  # DataLoader: "received 0 items of ancdata"
+    assert [int(batch[0, 0]) for batch in kept] == list(range(300))
 
 
 def test_batches_on_their_way_when_a_simulation_ends_are_dropped_quietly() -> None:
