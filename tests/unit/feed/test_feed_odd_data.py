@@ -165,9 +165,17 @@ def _files_left(count: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + count
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    taken: list[int] = []
     try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
         yield
     finally:
+        for descriptor in taken:
+            os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -181,7 +189,7 @@ def test_too_many_open_files() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at /proc")
-@pytest.mark.parametrize(("size", "spare"), [(1, 10), (30_000, 250)])
+@pytest.mark.parametrize(("size", "spare"), [(1, 10), (30_000, 200)])
 def test_batches_that_are_kept_are_not_open_files(size: int, spare: int) -> None:
     dataset = Each(lambda index: torch.full((size,), index), 300)
     with Loader(dataset, 1, num_workers=1) as loader:
