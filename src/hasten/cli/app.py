@@ -100,7 +100,8 @@ def _run(arguments: list[str] | None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except _WRONG_USAGE as error:
-        error.show()
+        if _launched_rank() == 0:  # all processes of a launcher are called alike
+            error.show()
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return _say("stopped by Ctrl-C", _CTRL_C)
@@ -128,6 +129,12 @@ def _rank() -> int:
         return 0 if world is None else int(world.place().rank)
     except HastenError:  # the very error that is to be told
         return 0
+
+
+def _launched_rank() -> int:
+    """This process's number among those that torchrun or srun started, as they tell it."""
+    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    return int(text) if text.isdecimal() else 0
 
 
 def _check_current_folder() -> None:

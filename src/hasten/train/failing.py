@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
@@ -19,10 +20,12 @@ from typing import Any
 import torch.distributed as dist
 
 from hasten.errors import HastenError, Interrupted
+from hasten.train import stacks
 
 _WAIT_S = 2.0  # for the first process to say the same
 _POLL_S = 0.05
 _LONGEST = 2000
+_early: Any = None  # where processes can tell each other something before they have met
 
 
 def post(rank: int, error: BaseException) -> None:
@@ -103,10 +106,12 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """An error in a line."""
+    """An error, and the line of somebody's own code that it came from."""
     if isinstance(error, HastenError):
         return str(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    at = stacks.own(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return said if at is None else f"{said} ({stacks.place(at)})"
 
 
 def _key(rank: int) -> str:
@@ -114,7 +119,27 @@ def _key(rank: int) -> str:
     return f"hasten/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
 
 
+def tell_early(rank: int, size: int, error: BaseException, store: Any) -> bool:
+    """:func:`tell` of processes that fail before they have met.
+
+    Args:
+        rank: of this process.
+        size: processes.
+        error: what ends it.
+        store: where they would meet; it need not be there.
+    """
+    global _early
+    _early = store
+    try:
+        return tell(rank, size, error)
+    finally:
+        _early = None
+
+
 def _store() -> Any:
+    if _early is not None:
+        _early.set_timeout(timedelta(seconds=_WAIT_S))
+        return _early
     if not (dist.is_available() and dist.is_initialized()):
         return None
     store = dist.distributed_c10d._get_default_store()

@@ -97,7 +97,7 @@ def word(
         return None
     with torch.no_grad(), rng_kept(run.device), run.autocast():
         first, second = (float(loss(*cut)) for cut in cuts)
-    whole = float(value)
+    whole = float(value.detach())
     mean = (first * half + second * (size - half)) / size
     single = isinstance(outputs, torch.Tensor) and outputs.dtype == torch.float32
     room = (_CLOSE if single else _CLOSE_IN_HALF) * max(abs(whole), abs(first), abs(second))

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any, TextIO
 import torch
 
 from hasten.errors import REQUEUE_STATUS
+from hasten.train import stacks
 
 FOLDER = ".ranks"
 _LOOKS = 8  # in the time after which a run counts as hanging
@@ -33,9 +33,6 @@ _COMPILERS = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/async_compile
 _COMPILES = ("/torch/_inductor/compile_fx.py", "compile_fx")
 _COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/nn/functional.py")
 _BACKWARD = "torch/autograd/graph.py"
-_LIBRARIES = tuple(
-    str(Path(place).resolve()) for place in (Path(torch.__file__).parent, Path(__file__).parents[1])
-)
 
 
 @dataclass(kw_only=True)
@@ -269,7 +266,7 @@ def _collective(frames: list[FrameType]) -> tuple[str, FrameType | None] | None:
             name = frame.f_code.co_name
         elif name is None and file.endswith(_BACKWARD) and _several():
             name = "the sum of gradients in backward"
-        elif name is not None and _LIBRARIES[0] not in file:
+        elif name is not None and stacks.TORCH not in file:
             return name, frame
     return None if name is None else (name, None)
 
@@ -306,20 +303,11 @@ def _several() -> bool:
 
 def _waits(frames: list[FrameType]) -> str:
     found = _collective(frames)
-    own = next((frame for frame in frames if not _is_library(frame)), None)
-    at = f" at {_place(own)}" if own is not None else ""
+    own = next((frame for frame in frames if not stacks.is_library(frame)), None)
+    at = f" at {stacks.place(own)}" if own is not None else ""
     if found is not None:
         return f"It waits for the other ranks in {found[0]}{at}."
     return f"It is{at}." if at else "It is in no code of yours."
-
-
-def _is_library(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith((*_LIBRARIES, sysconfig.get_paths()["stdlib"], "<"))
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def _stacks() -> str:

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ def _starts(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
+_EARLY_S = 5.0
 _joined: World | None = None
 _end_watch: Callable[[], None] = lambda: None  # noqa: E731
 
@@ -195,9 +197,34 @@ def tell_failure(error: BaseException) -> bool:
     Returns:
         Whether there is nothing to say here, for the first process says the same.
     """
-    if _joined is None or _joined.size == 1:
-        return bool(getattr(error, "silent", False))
-    return failing.tell(_joined.rank, _joined.size, error)
+    if _joined is not None and _joined.size > 1:
+        return failing.tell(_joined.rank, _joined.size, error)
+    here = place()
+    met = here.size == 1 or not dist.is_available() or dist.is_initialized()
+    store = None if met else _store_of_launcher(here)
+    if store is not None:  # they have not met: all may have been called wrongly alike
+        return failing.tell_early(here.rank, here.size, error, store)
+    return bool(getattr(error, "silent", False))
+
+
+def _store_of_launcher(here: Place) -> Any:
+    """What a launcher keeps for its processes, before they have met; None where there is nothing
+    yet that they could tell each other by."""
+    stores: Any = torch._C._distributed_c10d
+    if launch.STORE in os.environ:
+        return stores.FileStore(f"{os.environ[launch.STORE]}-{_starts()}", here.size)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    try:
+        return stores.TCPStore(
+            os.environ["MASTER_ADDR"],
+            _number(os.environ, "MASTER_PORT", 0),
+            here.size,
+            is_master=False,
+            timeout=timedelta(seconds=_EARLY_S),
+        )
+    except (RuntimeError, KeyError):
+        return None
 
 
 def device_for(spec: str | torch.device | int | None) -> torch.device:

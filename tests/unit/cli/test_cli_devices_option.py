@@ -104,20 +104,6 @@ def test_a_notice_ends_it_with_75_when_it_has_saved(tmp_path: Path, number: str,
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_wrong_use_that_the_processes_find_ends_it_with_2(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hasten", "train", str(tmp_path / "nowhere"), "--devices", "2"]
-    done = subprocess.run(
-        [*command, "--runs", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
-    )
-    assert done.returncode == 2
-    assert done.stderr.count(f"there is no folder {tmp_path / 'nowhere'}") == 1
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import rank_failures
 import torch.distributed as dist
 from test_train_ranks import HERE, launch
 
@@ -14,34 +15,48 @@ from hasten.train.world import ElsewhereError
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What two processes said on standard error, at each of their starts."""
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What two processes said on standard error, in each case."""
     folder = tmp_path_factory.mktemp("failures")
-    done = launch("--max-restarts=3", str(HERE / "rank_failures.py"), str(folder))
+    restarts = f"--max-restarts={len(rank_failures.CASES) - 1}"
+    done = launch(restarts, str(HERE / "rank_failures.py"), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     assert sorted(path.name for path in folder.iterdir()) == ["done-0", "done-1"]
-    starts = [done.stderr.index(f"start {number}") for number in range(4)]
+    starts = [done.stderr.index(f"start of {name}") for name in rank_failures.CASES]
     ends = [*starts[1:], len(done.stderr)]
-    return [done.stderr[start:end] for start, end in zip(starts, ends, strict=True)]
+    parts = [done.stderr[start:end] for start, end in zip(starts, ends, strict=True)]
+    return dict(zip(rank_failures.CASES, parts, strict=True))
 
 
-def test_a_sample_that_one_process_cannot_read_is_told_by_the_first_one(told: list[str]) -> None:
-    said = [line for line in told[0].splitlines() if "rank 1 failed: " in line]
-    assert said and all("the picture is cut off" in line for line in said)
-    assert "lost its connection" not in told[0]
+@pytest.mark.parametrize(
+    ("case", "word", "place"),
+    [
+        ("sample", "ValueError: the picture is cut off", "rank_failures.py:"),
+        ("one loop", 'KeyError: "something of one\'s own"', "in loop)"),
+        ("memory", "out of memory", ""),
+        ("backward", "ArithmeticError: no gradient of this", "in backward)"),
+        ("validation", "LookupError: a class that nobody knows", "in cannot_validate)"),
+        ("collate", "TypeError: samples that do not go together", "in cut_off)"),
+        ("left out", "extra.weight, extra.bias got no gradient in this step", ""),
+    ],
+)
+def test_what_one_process_fails_with_is_told_by_the_first_one(
+    told: dict[str, str], case: str, word: str, place: str
+) -> None:
+    said = [line for line in told[case].splitlines() if "rank 1 failed: " in line]
+    assert said, told[case]
+    assert all(word in line and place in line for line in said)
+    assert "lost its connection" not in told[case]
 
 
-def test_an_error_in_ones_own_loop_is_told_too(told: list[str]) -> None:
-    assert told[1].count('rank 1 failed: KeyError: "something of one\'s own"') >= 1
+def test_an_error_of_all_is_printed_once(told: dict[str, str]) -> None:
+    said = told["both loops"]
+    assert said.count('KeyError: "something of one\'s own"') == 1
+    assert "rank" not in [line.split()[0] for line in said.splitlines() if line.strip()]
 
 
-def test_an_error_of_all_is_printed_once(told: list[str]) -> None:
-    assert told[2].count('KeyError: "something of one\'s own"') == 1
-    assert "rank" not in [line.split()[0] for line in told[2].splitlines() if line.strip()]
-
-
-def test_a_run_that_was_started_again_is_done(told: list[str]) -> None:
-    assert "Error" not in told[3]
+def test_one_that_is_slow_is_no_failure(told: dict[str, str]) -> None:
+    assert "Error" not in told["none"]
 
 
 @pytest.fixture
