@@ -23,6 +23,7 @@ def main(folder: Path) -> None:
     trainer = hasten.Trainer(
         rank_cases.mlp(),
         loss=loss,
+        loss_over="samples",
         optimizer=rank_cases.sgd,
         folder=folder / "run",
         hang_after_s=1.0,
