@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -14,26 +15,44 @@ from pathlib import Path
 ROOT = Path("/")
 
 
-def cores(*, root: Path = ROOT, affinity: int | None = None) -> int:
+_LOCAL_PROCESSES = (
+    "LOCAL_WORLD_SIZE",  # torchrun
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+)
+
+
+def cores(
+    *,
+    root: Path = ROOT,
+    affinity: int | None = None,
+    above: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> int:
     """Cores that this process may use: its affinity mask, cut down by its cgroup's quota.
 
     A container that is given 1.5 CPUs of a 64-core machine has two usable cores, although
-    ``os.cpu_count()`` says 64. What is left is shared by the processes that torchrun has started.
+    ``os.cpu_count()`` says 64. What there is for all is shared by the processes that a launcher has
+    started here; a mask that it gave to this one alone is not.
 
     Args:
         root: where the file system starts.
         affinity: cores in the affinity mask; asked of the system if None.
+        above: cores in that of the launcher; asked of the system if None.
+        environment: in which a launcher says how many processes it started.
     """
-    usable = _affinity() if affinity is None else affinity
+    processes = processes_here(environment)
+    own = _affinity(0) if affinity is None else affinity
+    everybody = (above or max(own, _affinity(os.getppid()))) if processes > 1 else own
     quota = cpu_quota(root=root)
-    usable = usable if quota is None else max(1, min(usable, math.ceil(quota)))
-    return max(1, usable // processes_here())
+    allowed = own if quota is None else math.ceil(quota / processes)
+    return max(1, min(own, everybody // processes, allowed))
 
 
 def processes_here(environment: Mapping[str, str] = os.environ) -> int:
     """Processes that a launcher has started on this machine to share its cores; mostly 1."""
-    text = environment.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, int(text)) if text.isdecimal() else 1
+    found = (environment.get(name, "") for name in _LOCAL_PROCESSES)
+    return max(1, next((int(text) for text in found if text.isdecimal()), 1))
 
 
 def cpu_quota(*, root: Path = ROOT) -> float | None:
@@ -88,9 +107,11 @@ def cpu_name(*, root: Path = ROOT) -> str:
     return platform.processor() or platform.machine() or "CPU"
 
 
-def _affinity() -> int:
+def _affinity(process: int) -> int:
+    """Cores in a process's mask; 0 is this one. All there are where nobody tells."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
+        with contextlib.suppress(OSError):  # the launcher has ended, or is in another container
+            return len(os.sched_getaffinity(process)) or 1
     return os.cpu_count() or 1
 
 

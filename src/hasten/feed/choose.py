@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 import time
@@ -42,7 +41,6 @@ _HEAD_S = 0.1  # what they take to bring their first batch
 _MOST_HEAD = 3
 _NICENESS = 10  # a tenth of a core against a step that wants it, and all that it leaves
 _MOST_AHEAD = 8  # batches a worker
-_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WAITS = "mostly waiting"
 _UNSTEADY = (
     "and an index gives another one each time (of a generator, a counter or a clock of its own): "
@@ -112,15 +110,15 @@ class Planner:
                     f"{type(options.dataset).__name__} has none: leave num_workers out, or "
                     "give 1"
                 )
-            single = 1 if maker.fetch is None else cores()
+            single = 1 if maker.fetch is None else runtime.cores()
             return self._threads(single if workers == "auto" else workers, "asked for")
         if name == "processes":
-            count = max(1, cores() - 1) if workers == "auto" else workers
+            count = max(1, runtime.cores() - 1) if workers == "auto" else workers
             return self._processes(count, "asked for")
         if name == "inline":
             return Plan(name="inline", reason="asked for")
         if workers != "auto" and workers > 0:
-            have = cores()
+            have = runtime.cores()
             note = f", more than the {have} core{'s' * (have > 1)}" if workers > have else ""
             return self._processes(workers, f"num_workers={workers} asked for{note}")
         if self._table is not None:
@@ -176,7 +174,7 @@ class Planner:
     def _by_cost(self) -> Plan:
         options, maker = self._options, self._maker
         if options.worker_init_fn is not None:
-            count = max(1, cores() - 1)
+            count = max(1, runtime.cores() - 1)
             return self._processes(count, "worker_init_fn is given, which is for processes")
         cost, count = self._measure(), self._count()
         if cost is None:
@@ -188,7 +186,7 @@ class Planner:
             return Plan(name="inline", reason=f"{each}, too cheap to hand over")
         if not cost.steady:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
-        have, waits = cores(), cost.busy <= 0.5 and not cost.cut
+        have, waits = runtime.cores(), cost.busy <= 0.5 and not cost.cut
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         if maker.fetch is not None and (waits or cost.cut or free > _FREE or have == 1):
             if not waits:
@@ -211,7 +209,7 @@ class Planner:
 
     def _by_processes(self, cost: Measured, reason: str) -> Plan:
         """As many workers as there are cores, or more where they mostly wait."""
-        have, size = cores(), self._options.batch_size or 1
+        have, size = runtime.cores(), self._options.batch_size or 1
         waits = cost.busy <= 0.5 and not cost.cut
         wanted = math.ceil(have / max(cost.busy, 0.05)) if waits else have
         wanted = min(
@@ -276,7 +274,7 @@ class Planner:
         """
         if not self._options.chosen or plan.name not in ("inline", "threads", "processes"):
             return None
-        have, cost = cores(), self._cost
+        have, cost = runtime.cores(), self._cost
         waits = cost is not None and cost.busy <= 0.5
         pool = plan.name == "threads" and plan.workers > 1
         alone = self._maker.fetch is None and plan.name != "processes" and not pool
@@ -359,18 +357,6 @@ class Planner:
         if plan.name == "threads" and worth and cost is not None and self._options.chosen:
             return _like(self._by_processes(cost, reason), plan)
         return _like(Plan(name="inline", reason=reason), plan)
-
-
-def cores() -> int:
-    """Cores that this process may use for itself: those of its mask and cgroup, by its ranks.
-
-    Ranks that were each bound to cores of their own share nothing.
-    """
-    have = runtime.cores()
-    ranks = next((int(v) for n in _RANKS if (v := os.environ.get(n, "")).isdigit()), 1)
-    if ranks <= 1 or have * ranks <= (os.cpu_count() or 1):
-        return have
-    return max(1, have // ranks)
 
 
 def _like(new: Plan, old: Plan) -> Plan:

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from hasten.devices import move
+from hasten.devices import move, runtime
 from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
-from hasten.feed.choose import cores as usable_cores
 from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
 from hasten.feed.inside import inside
@@ -196,7 +195,7 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
     each = f"{duration(found.batch_s / size)} a sample"
     if found.batch_s < _CHEAP_BATCH_S:
         return _inline(f"{each}, too cheap to hand over")
-    cores = usable_cores()
+    cores = runtime.cores()
     if cores == 1 and found.busy > 0.5:
         return _inline(f"{each}, and one core")
     count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0

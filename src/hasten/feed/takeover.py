@@ -15,7 +15,7 @@ from hasten.devices import runtime
 from hasten.errors import DataError, UsageError
 from hasten.feed import randomness, tables
 from hasten.feed.asgiven import AsGiven
-from hasten.feed.choose import Planner, cores
+from hasten.feed.choose import Planner
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.foresight import MadeAhead, Sought, TableAhead, tried
@@ -334,7 +334,7 @@ class TakenFeeds:
         if workers:
             return plan_of(loader, kept)
         if asked == "processes":
-            count = max(1, cores() - 1)
+            count = max(1, runtime.cores() - 1)
             return Plan(name="processes", reason="asked for", workers=count,
                         prefetch_batches=2 * count)  # fmt: skip
         return tried(self._maker, self._options, self._order)

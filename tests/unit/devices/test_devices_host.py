@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,7 +58,56 @@ def lay_out(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_cores_are_the_affinity_cut_down_by_the_quota(tmp_path, files, expected):
-    assert host.cores(root=lay_out(tmp_path, files), affinity=16) == expected
+    found = host.cores(root=lay_out(tmp_path, files), affinity=16, environment={})
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mask", "above", "quota", "expected"),
+    [
+        ("1", 8, 8, None, 8),
+        ("4", 8, 8, None, 2),
+        ("16", 8, 8, None, 1),
+        ("4", 2, 8, None, 2),  # bound to cores of its own
+        ("4", 4, 8, None, 2),  # two of them to each half
+        ("4", 8, 64, None, 8),
+        ("4", 64, 64, "800000", 2),  # the container's quota is for all of them
+        ("4", 2, 64, "300000", 1),
+        ("nonsense", 8, 8, None, 8),
+    ],
+)
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
+def test_cores_are_divided_among_the_processes_of_a_launcher(
+    tmp_path, name, ranks, mask, above, quota, expected
+):
+    files = {"proc/self/cgroup": "0::/"}
+    if quota:
+        files["sys/fs/cgroup/cpu.max"] = f"{quota} 100000"
+    found = host.cores(
+        root=lay_out(tmp_path, files), affinity=mask, above=above, environment={name: ranks}
+    )
+    assert found == expected
+
+
+def test_cores_of_a_real_process_that_was_bound():
+    """Two processes of this one: one has its mask, the other a core of its own."""
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core, or no masks")
+    code = (
+        "import os, sys; {}; from hasten.devices import host; "
+        "print(host.cores(root=__import__('pathlib').Path('/nowhere')))"
+    )
+    bind = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    everybody = len(os.sched_getaffinity(0))
+    for before, expected in (("pass", everybody // 2), (bind, 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("{}", before)],
+            env={**os.environ, "LOCAL_WORLD_SIZE": "2"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert int(done.stdout) == expected
 
 
 def test_cores_of_this_machine_are_within_what_it_has():

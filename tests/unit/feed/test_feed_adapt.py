@@ -275,20 +275,6 @@ def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
     assert planner(replace(COST, opens=True), monkeypatch).larger(inline, 0.1) is None
 
 
-@pytest.mark.parametrize(
-    ("ranks", "cpus", "expected"), [("1", 8, 8), ("4", 8, 2), ("16", 8, 1), ("4", 32, 8)]
-)
-def test_cores_are_divided_among_the_ranks_of_the_machine(
-    ranks: str, cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """4 ranks of 8 usable cores on a machine of 32 are bound to cores of their own."""
-    monkeypatch.setattr(runtime, "cores", lambda: 8)
-    monkeypatch.setattr("os.cpu_count", lambda: cpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert choose_module.cores() == expected
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-
-
 def test_the_step_is_seen_and_said() -> None:
     now = [0.0]
     loader = Loader(torch.utils.data.TensorDataset(torch.arange(100)), 2, clock=lambda: now[0])
