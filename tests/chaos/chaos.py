@@ -2,14 +2,18 @@
 
     python tests/chaos/chaos.py [--trials 100] [--seed 20261130] [--jobs 2] [--only NAME] [--keep]
 
-Each trial trains a small classifier by the command line's own code, strikes it once or twice at a
-moment that the seed decides, resumes what is left, and compares the final weights with those of a
-run that nothing happened to: bit for bit. Before it resumes it also looks whether the newest
-checkpoint that was whole at the stroke still is, or a newer one.
+Each trial trains a small classifier by the command line's own code, in one process or in two ranks
+(ddp, fsdp), strikes it at a moment that the seed decides, and resumes what is left, now and then by
+another strategy or number of processes and with another stroke. Lost is what differs from a run
+that nothing happened to: the final weights, the optimizer's state, the random generators, the
+history, the exported weights, bit for bit. Lost is also, though the end be the same, a checkpoint
+that was whole when the run was struck and that is not gone on from, an epoch that the log lacks,
+and a process that hangs or ends as it should not.
 
 Runs are forked from a process that has imported everything, which saves each of them seconds of
 starting Python; what strikes them are real signals, disks and files. A seed gives the same faults
 at the same moments of a run's expected length; the machine decides which step that is.
+`--sabotage NAME` breaks hasten on purpose (chaos_sabotage.py), to see that the count falls.
 """
 
 from __future__ import annotations
@@ -19,280 +23,45 @@ import contextlib
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import chaos_ranks
-from chaos_trial import EPOCHS, Child, Lost, Trial, until
+import chaos_sabotage
+from chaos_faults import FAULTS, Fault
+from chaos_trial import (
+    EPOCHS,
+    ONE,
+    Lost,
+    Setup,
+    State,
+    Trial,
+    epochs_saved,
+    newest,
+    state_of,
+    until,
+)
 
 SEED = 20261130
+SETUPS = {setup.name: setup for setup in (ONE, chaos_ranks.DDP, chaos_ranks.FSDP)}
 _DISK_BYTES = 24 * 2**20
-
-
-# --- the faults --------------------------------------------------------------------------------
-
-
-def kill(trial: Trial) -> Child:
-    child = trial.begin()
-    trial.moment(child)
-    child.send(signal.SIGKILL)
-    return child
-
-
-def kill_while_saving(trial: Trial) -> Child:
-    child = trial.begin()
-    trial.moment(child)
-    checkpoints = trial.folder / "checkpoints"
-    until(child, lambda: any(checkpoints.glob(".step-*")))
-    time.sleep(trial.chance.uniform(0.0, 0.004))
-    child.send(signal.SIGKILL)
-    return child
-
-
-def kill_while_validating(trial: Trial) -> Child:
-    flag, at = trial.place.parent / "validating", trial.chance.randrange(3)
-
-    def before() -> None:
-        from hasten.train import trainer
-
-        whole, calls = trainer.evaluate, [0]
-
-        def watched(*args: object, **named: object) -> object:
-            if calls[0] == at:
-                flag.touch()
-            calls[0] += 1
-            return whole(*args, **named)  # type: ignore[arg-type]
-
-        trainer.evaluate = watched  # type: ignore[assignment]
-
-    child = trial.begin(before)
-    until(child, flag.exists)
-    time.sleep(trial.chance.uniform(0.0, 0.02))
-    child.send(signal.SIGKILL)
-    return child
-
-
-def notice(number: int, times: int = 1) -> Callable[[Trial], Child]:
-    def act(trial: Trial) -> Child:
-        child = trial.begin()
-        trial.moment(child)
-        for _ in range(times):
-            child.send(number)
-            time.sleep(trial.chance.uniform(0.0, 0.01))
-        status = child.wait()
-        # Before its first step and after its last a run heeds no signals: it just ends.
-        outside = status == -number and epochs_saved(trial.folder) in (None, EPOCHS)
-        if status not in (75, 0) and not outside:
-            raise Lost(f"{signal.Signals(number).name} ended it with {status}, not 75")
-        return child
-
-    return act
-
-
-def full_disk(trial: Trial) -> Child:
-    """Somebody else fills the disk, for a while or for good."""
-    child = trial.begin()
-    trial.moment(child)
-    filler = trial.place / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(65536))
-    if trial.chance.random() < 0.5:
-        trial.moment(child)
-        filler.unlink()
-    status = child.wait()
-    filler.unlink(missing_ok=True)
-    if status not in (0, 1):
-        raise Lost(f"a full disk ended it with {status}")
-    return child
-
-
-def no_large_files(trial: Trial) -> Child:
-    """A limit on the size of files, as a quota gives."""
-    child = trial.begin()
-    trial.moment(child)
-    if not child.ended():
-        soft = trial.chance.choice([0, 1000, 30_000])
-        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
-        trial.moment(child)
-    if not child.ended() and trial.chance.random() < 0.7:
-        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, unlimited)
-    child.wait()
-    return child
-
-
-def read_only(trial: Trial) -> Child:
-    child = trial.begin()
-    trial.moment(child)
-    remount(trial.place, "ro")
-    if trial.chance.random() < 0.5:
-        trial.moment(child)
-        remount(trial.place, "rw")
-    child.wait()
-    remount(trial.place, "rw")
-    return child
-
-
-def removed(what: str) -> Callable[[Trial], Child]:
-    def act(trial: Trial) -> Child:
-        child = trial.begin()
-        trial.moment(child)
-        shutil.rmtree(trial.folder / what, ignore_errors=True)
-        if child.wait() != 0:
-            raise Lost(f"it ended with {child.status} when its folder was removed")
-        if not (trial.folder / "config.json").exists():
-            shutil.rmtree(trial.folder, ignore_errors=True)  # removed when it was over
-        return child
-
-    return act
-
-
-def damaged(trial: Trial) -> Child:
-    """Killed, and then a file of it is cut or altered."""
-    child = kill(trial)
-    child.wait()
-    whole = [path for path in (trial.folder / "checkpoints").glob("step-*") if sound(path)]
-    files = [path for path in trial.folder.rglob("*") if path.is_file()]
-    if len(whole) < 2:  # there is none before it to go on from
-        files = [path for path in files if path.parent not in whole]
-    target = trial.chance.choice(sorted(files))
-    content = bytearray(target.read_bytes())
-    if content:
-        at = trial.chance.randrange(len(content))
-        if trial.chance.random() < 0.5:
-            del content[at:]
-        else:
-            content[at] ^= 1 << trial.chance.randrange(8)
-    target.write_bytes(content)
-    return child
-
-
-def two_runs(trial: Trial) -> Child:
-    child = trial.begin()
-    trial.moment(child)
-    alive = not child.ended()
-    second = trial.start("--resume", str(trial.folder), "--progress", "off")
-    status = second.wait()
-    if alive and status not in (2, 0):
-        raise Lost(f"the second run ended with {status}, not 2")
-    if alive and status == 0 and not child.ended():
-        raise Lost("the second run was let in")
-    if child.wait() != 0:
-        raise Lost(f"a second run ended the first with {child.status}")
-    return child
-
-
-def clock_jumps(trial: Trial) -> Child:
-    seed = trial.chance.random()
-
-    def before() -> None:
-        chance, real = random.Random(seed), time.time
-        time.time = lambda: real() + chance.choice([0.0, 1e8, -1e8, 3600.0, -3600.0])
-
-    child = trial.begin(before)
-    trial.moment(child)
-    child.send(signal.SIGKILL)
-    return child
+_EVERY = ("4 steps", "4 steps", "1 step", "0.3 s", "1 epoch")
+_CLOSE = 1e-3  # losses by another strategy, in parts of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One way to strike a run."""
+class Whole:
+    """The run that nothing happens to."""
 
-    name: str
-    act: Callable[[Trial], Child]
-    """Starts the run and strikes it; it may still be ending."""
-    own_disk: bool = False
-    """Needs a small disk of its own, which only root can make."""
-    spares: bool = True
-    """Whether what was saved before must still be whole after it."""
-    ranks: bool = False
-    """Strikes a run of two ranks."""
-
-
-FAULTS = (
-    Fault(name="kill -9", act=kill),
-    Fault(name="kill -9 while saving", act=kill_while_saving),
-    Fault(name="kill -9 in validation", act=kill_while_validating),
-    Fault(name="SIGTERM", act=notice(signal.SIGTERM)),
-    Fault(name="SIGUSR1", act=notice(signal.SIGUSR1)),
-    Fault(name="SIGTERM, twice", act=notice(signal.SIGTERM, 2)),
-    Fault(name="full disk", act=full_disk, own_disk=True),
-    Fault(name="limit on files", act=no_large_files),
-    Fault(name="read-only disk", act=read_only, own_disk=True),
-    Fault(name="run folder removed", act=removed(""), spares=False),
-    Fault(name="checkpoints removed", act=removed("checkpoints"), spares=False),
-    Fault(name="file cut or altered", act=damaged, spares=False),
-    Fault(name="two runs in a folder", act=two_runs),
-    Fault(name="clock jumps", act=clock_jumps),
-    Fault(name="ranks: kill -9 of one", act=chaos_ranks.struck(signal.SIGKILL), ranks=True),
-    Fault(name="ranks: kill -9 while saving", act=chaos_ranks.killed_while_saving, ranks=True),
-    Fault(name="ranks: kill -9 in validation", act=chaos_ranks.killed_while_validating, ranks=True),
-    Fault(name="ranks: SIGTERM to one", act=chaos_ranks.struck(signal.SIGTERM), ranks=True),
-    Fault(name="ranks: SIGTERM to the launcher", act=chaos_ranks.launcher_told, ranks=True),
-    Fault(name="ranks: kill -9 of all", act=chaos_ranks.all_killed, ranks=True),
-)
-
-
-# --- the trials --------------------------------------------------------------------------------
-
-
-def sound(path: Path) -> bool:
-    from hasten.errors import CheckpointError
-    from hasten.train import checkpoint
-
-    try:
-        checkpoint.load(path, map_location="cpu")
-    except CheckpointError:
-        return False
-    return True
-
-
-def newest_step(folder: Path) -> int:
-    from hasten.train import checkpoint
-
-    found, _ = checkpoint.newest(folder / checkpoint.FOLDER)
-    return -1 if found is None else checkpoint.load(found, map_location="cpu").meta["step"]
-
-
-def epochs_saved(folder: Path) -> int | None:
-    """By the newest checkpoint; None where there is none."""
-    from hasten.train import checkpoint
-
-    found, _ = checkpoint.newest(folder / checkpoint.FOLDER)
-    if found is None:
-        return None
-    return int(checkpoint.load(found, map_location="cpu").meta["epoch"])
-
-
-def weights(folder: Path) -> bytes:
-    from hasten.train import checkpoint
-
-    newest, _ = checkpoint.newest(folder / checkpoint.FOLDER)
-    if newest is None:
-        raise Lost("there is no checkpoint at the end")
-    state = checkpoint.load(newest, map_location="cpu").model
-    return b"".join(state[key].numpy().tobytes() for key in sorted(state))
-
-
-def remount(place: Path, mode: str) -> None:
-    # Files that are open for writing keep a disk from becoming read-only.
-    command = ["mount", "-o", f"remount,{mode}", str(place)]
-    until_s = time.monotonic() + 5
-    while subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        if time.monotonic() > until_s:
-            return
-        time.sleep(0.001)
+    end: State
+    seconds: float
 
 
 @contextlib.contextmanager
@@ -311,13 +80,11 @@ def disk(place: Path, *, own: bool) -> Iterator[bool]:
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def one(number: int, seed: int, root: Path, whole: dict[bool, Whole], only: str) -> str:
+def one(number: int, options: Options, whole: dict[str, Whole]) -> str:
     """A trial; gives the fault's name, or raises what was lost."""
-    chance = random.Random(f"{seed} {number}")
-    faults = [fault for fault in FAULTS if only in fault.name]
-    fault = faults[number % len(faults)]
-    undisturbed = whole[fault.ranks]
-    top = root / f"trial-{number}"
+    fault = options.faults[number % len(options.faults)]
+    chance, setup = options.drawn(number)
+    top = options.root / f"trial-{number}"
     with disk(top / "runs", own=fault.own_disk) as own:
         if fault.own_disk and not own:
             return f"{fault.name}: left out, no disk can be made here"
@@ -325,32 +92,86 @@ def one(number: int, seed: int, root: Path, whole: dict[bool, Whole], only: str)
             number=number,
             chance=chance,
             place=top / "runs",
-            folder=top / "runs" / "run",
-            seconds=undisturbed.seconds,
-            launcher=chaos_ranks.launch if fault.ranks else None,
+            setup=setup,
+            words=("--checkpoint-every", chance.choice(_EVERY), "--keep", chance.choice("12")),
+            seconds=whole[setup.name].seconds,
+            sabotage=chaos_sabotage.ALL[options.sabotage],
         )
-        child = fault.act(trial)
-        child.wait()
-        again = 0
-        while not is_over(trial.folder):
-            before = newest_step(trial.folder) if fault.spares or again else -1
-            resumed = (
-                trial.start("--resume", str(trial.folder), "--progress", "plain")
-                if (trial.folder.exists())
-                else trial.begin()
-            )
-            if again == 0 and chance.random() < 0.3:
-                trial.moment(resumed)
-                resumed.send(signal.SIGKILL)
-                resumed.wait()
-            elif resumed.wait() != 0:
-                raise Lost(f"resuming ended with {resumed.status}")
-            if newest_step(trial.folder) < before:
-                raise Lost(f"the checkpoint of step {before} is gone")
-            again += 1
-        if weights(trial.folder) != undisturbed.weights:
-            raise Lost("the final weights differ")
+        struck(trial, fault, whole)
     return fault.name
+
+
+def struck(trial: Trial, fault: Fault, whole: dict[str, Whole]) -> None:
+    """Strike a run, resume it until it is over, and compare."""
+    chance, expected = trial.chance, whole[trial.setup.name].end
+    child = fault.act(trial)
+    child.wait()
+    trial.check_beginning(anew=True)
+    trial.check_floor()
+    again = 0
+    while not is_over(trial.folder):
+        if again == 0 and chance.random() < (0.5 if fault.ranks else 0.1):
+            changed = chance.choice([s for s in SETUPS.values() if s is not trial.setup])
+            expected = by_another(trial, changed, expected)
+            trial.setup = changed
+        child = trial.resume() if trial.folder.exists() else trial.begin()
+        anew = trial.floor < 0
+        if again == 0 and chance.random() < 0.3:
+            trial.moment(child)
+            trial.note()
+            child.send(9)
+            child.wait()
+        elif child.wait() != 0:
+            raise Lost(f"resuming ended with {child.status}")
+        trial.check_beginning(anew=anew)
+        trial.check_floor()
+        again += 1
+    compare(trial, fault, expected)
+
+
+def by_another(trial: Trial, setup: Setup, before: State) -> State:
+    """What a copy of the run comes to when it goes on by another strategy, undisturbed."""
+    place = trial.place.parent / "by-another" / "runs"
+    place.mkdir(parents=True)
+    if not (trial.folder / "config.json").exists():
+        return undisturbed(setup, place.parent, keep=1).end
+    shutil.copytree(trial.folder, place / "run")
+    copy = replace(trial, place=place, setup=setup, sabotage=lambda: None)
+    child = copy.resume()
+    if child.wait() != 0:
+        raise Lost(f"going on by {setup.name} ended with {child.status}:\n{copy.heard()[-2000:]}")
+    copy.check_beginning(anew=trial.floor < 0)
+    found = state_of(newest(copy.folder))
+    losses = [(a[2], b[2]) for a, b in zip(found.history, before.history, strict=True)]
+    if any(abs(a - b) > _CLOSE * abs(b) for a, b in losses):
+        raise Lost(f"by {setup.name} the losses are {found.history} and not {before.history}")
+    return found
+
+
+def compare(trial: Trial, fault: Fault, expected: State) -> None:
+    """The run at its end with what it should be.
+
+    Raises:
+        Lost: they differ.
+    """
+    from hasten.observe import log
+    from hasten.train import weights
+
+    saved = newest(trial.folder)
+    found = state_of(saved)
+    if not fault.keeps_best:
+        found = replace(found, best=expected.best)
+    wrong = found.differs(expected)
+    if wrong:
+        raise Lost(f"at the end there differs: {wrong}")
+    exported = weights.read(trial.folder / "model.safetensors")
+    if any(not exported[name].equal(tensor) for name, tensor in saved.model.items()):
+        raise Lost("the exported weights differ")
+    epochs = [r for r in log.read(trial.folder) if r.kind == "epoch"]
+    told = [(r.epoch, r.step, r.loss) for r in epochs]
+    known = [record[:3] for record in found.history]
+    if told != known if fault.keeps_log else any(each not in known for each in told):
+        raise Lost(f"the log tells of the epochs {told}")
 
 
 def is_over(folder: Path) -> bool:
@@ -363,14 +184,6 @@ def is_over(folder: Path) -> bool:
     except HastenError:
         return False
     return epochs_saved(folder) == EPOCHS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """The run that nothing happens to."""
-
-    weights: bytes
-    seconds: float
 
 
 def warm() -> None:
@@ -389,70 +202,71 @@ def warm() -> None:
     sklearn.datasets.load_digits()
 
 
-def undisturbed(root: Path, *, ranks: bool) -> Whole:
-    top = root / ("whole-ranks" if ranks else "whole")
+def undisturbed(setup: Setup, top: Path, *, keep: int = 2) -> Whole:
     trial = Trial(
         number=-1,
         chance=random.Random(0),
         place=top / "runs",
-        folder=top / "runs" / "run",
-        seconds=0.0,
-        launcher=chaos_ranks.launch if ranks else None,
+        setup=setup,
+        words=("--checkpoint-every", "4 steps", "--keep", str(keep)),
     )
-    trial.place.mkdir(parents=True)
+    trial.place.mkdir(parents=True, exist_ok=True)
     child = trial.begin()
     since = time.monotonic()
+    until(child, (trial.folder / "model.safetensors").exists)
+    seconds = time.monotonic() - since
     if child.wait() != 0:
-        raise SystemExit(f"the undisturbed run failed:\n{child.log.read_text()}")
-    return Whole(weights=weights(trial.folder), seconds=time.monotonic() - since)
+        raise SystemExit(f"the undisturbed run failed:\n{trial.heard()}")
+    return Whole(end=state_of(newest(trial.folder)), seconds=seconds)
 
 
-def run(
-    trials: int,
-    seed: int,
-    *,
-    jobs: int = 2,
-    only: str = "",
-    seconds: float | None = None,
-    root: Path,
-) -> tuple[Counter[str], list[str]]:
-    """Do the trials; gives how often each fault was survived, and what was lost.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is to be done."""
 
-    Args:
-        trials: how many.
-        seed: decides on faults and moments.
-        jobs: trials beside each other.
-        only: a part of the names of the faults to do.
-        seconds: begins no trial after so long.
-        root: an empty folder to work in.
-    """
-    faults = [fault for fault in FAULTS if only in fault.name]
+    trials: int
+    seed: int
+    """Decides on faults and moments."""
+    root: Path
+    """An empty folder to work in."""
+    jobs: int = 2
+    """Trials beside each other."""
+    only: str = ""
+    """A part of the names of the faults to do."""
+    seconds: float | None = None
+    """No trial begins after so long."""
+    verbose: bool = False
+    """Says how long each took."""
+    sabotage: str = ""
+    """How to break hasten."""
+
+    @property
+    def faults(self) -> list[Fault]:
+        return [fault for fault in FAULTS if self.only in fault.name]
+
+    def drawn(self, number: int) -> tuple[random.Random, Setup]:
+        """The chance of a trial, and the setup that it begins with."""
+        chance = random.Random(f"{self.seed} {number}")
+        ranks = self.faults[number % len(self.faults)].ranks
+        return chance, chance.choice([chaos_ranks.DDP, chaos_ranks.FSDP]) if ranks else ONE
+
+
+def run(options: Options) -> tuple[Counter[str], list[str]]:
+    """Do the trials; gives how often each fault was survived, and what was lost."""
     warm()
-    needed = {each.ranks for each in faults[:trials]}
-    whole = {ranks: undisturbed(root, ranks=ranks) for ranks in needed}
+    whole = {}
+    for name in {options.drawn(number)[1].name for number in range(options.trials)}:
+        whole[name] = undisturbed(SETUPS[name], options.root / f"whole-{name}")
     began = time.monotonic()
     workers = []
-    for job in range(jobs):
+    for job in range(options.jobs):
         pid = os.fork()
         if pid:
             workers.append(pid)
             continue
         status = 70
         try:
-            with (root / f"results-{job}.jsonl").open("w", buffering=1) as results:
-                for number in range(job, trials, jobs):
-                    if seconds is not None and time.monotonic() - began > seconds:
-                        break
-                    try:
-                        name, lost = one(number, seed, root, whole, only), None
-                    except Exception as error:  # noqa: BLE001  (it is counted and told)
-                        name, lost = "", f"{type(error).__name__}: {error}"
-                        log = root / f"trial-{number}" / "log.txt"
-                        if log.exists():
-                            lost += "\n" + "\n".join(log.read_text().splitlines()[-12:])
-                    if lost is None:
-                        shutil.rmtree(root / f"trial-{number}", ignore_errors=True)
-                    results.write(json.dumps([number, name, lost]) + "\n")
+            _work(job, options, whole, began)
             status = 0
         finally:
             os._exit(status)
@@ -460,15 +274,37 @@ def run(
         os.waitpid(pid, 0)
     survived: Counter[str] = Counter()
     lost_ones = []
-    for job in range(jobs):
-        for line in (root / f"results-{job}.jsonl").read_text().splitlines():
-            number, name, lost = json.loads(line)
+    for job in range(options.jobs):
+        for line in (options.root / f"results-{job}.jsonl").read_text().splitlines():
+            number, name, lost, took = json.loads(line)
+            fault = options.faults[number % len(options.faults)]
+            if options.verbose:
+                print(f"{number:4} {took:6.1f} s  {fault.name}")
             if lost is None:
                 survived[name] += 1
             else:
-                fault = faults[number % len(faults)]
-                lost_ones.append(f"trial {number} ({fault.name}): {lost}")
+                setup = options.drawn(number)[1].name
+                lost_ones.append(f"trial {number} ({fault.name}, {setup}): {lost}")
     return survived, lost_ones
+
+
+def _work(job: int, options: Options, whole: dict[str, Whole], began: float) -> None:
+    with (options.root / f"results-{job}.jsonl").open("w", buffering=1) as results:
+        for number in range(job, options.trials, options.jobs):
+            if options.seconds is not None and time.monotonic() - began > options.seconds:
+                break
+            folder = options.root / f"trial-{number}"
+            since = time.monotonic()
+            try:
+                name, lost = one(number, options, whole), None
+            except Exception as error:  # noqa: BLE001  (it is counted and told)
+                name, lost = "", f"{type(error).__name__}: {error}"
+                log = folder / "log.txt"
+                if log.exists():
+                    lost += "\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+            if lost is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            results.write(json.dumps([number, name, lost, time.monotonic() - since]) + "\n")
 
 
 def main() -> None:
@@ -478,23 +314,30 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="part of a fault's name")
     parser.add_argument("--seconds", type=float, help="begin no trial after so long")
+    parser.add_argument("--sabotage", default="", choices=chaos_sabotage.ALL)
+    parser.add_argument("--verbose", action="store_true", help="say how long each trial took")
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     parser.add_argument("--json", type=Path, help="write the count here")
-    options = parser.parse_args()
+    given = parser.parse_args()
     os.environ.setdefault("HASTEN_CACHE_DIR", "off")
     root = Path(tempfile.mkdtemp(prefix="hasten-chaos-"))
+    options = Options(
+        trials=given.trials,
+        seed=given.seed,
+        root=root,
+        jobs=given.jobs,
+        only=given.only,
+        seconds=given.seconds,
+        sabotage=given.sabotage,
+        verbose=given.verbose,
+    )
     began = time.monotonic()
     try:
-        survived, lost = run(
-            options.trials,
-            options.seed,
-            jobs=options.jobs,
-            only=options.only,
-            seconds=options.seconds,
-            root=root,
-        )
+        survived, lost = run(options)
     finally:
-        if not options.keep:
+        if given.keep:
+            print(f"kept: {root}")
+        else:
             shutil.rmtree(root, ignore_errors=True)
     for name, count in sorted(survived.items()):
         print(f"{count:4} {name}")
@@ -506,8 +349,8 @@ def main() -> None:
         f"{good} of {good + len(lost)} with nothing lost"
         f" (seed {options.seed}, {time.monotonic() - began:.0f} s)"
     )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"survived": good, "lost": lost}))
+    if given.json is not None:
+        given.json.write_text(json.dumps({"survived": good, "lost": lost}))
     sys.exit(1 if lost else 0)
 
 

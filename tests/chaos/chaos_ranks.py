@@ -1,4 +1,4 @@
-"""Faults of chaos.py that strike a run of two ranks, started by PyTorch's elastic launcher.
+"""Runs of two ranks for chaos.py, started by PyTorch's elastic launcher.
 
 It is torchrun's, with its restarts and its handing on of signals; only that it forks its ranks from
 a process that has imported everything, where torchrun starts Python anew.
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from chaos_trial import EPOCHS, Child, Lost, Trial, train, until, write_to
+from chaos_trial import Child, Setup, train, write_to
 
 RANKS = 2
 RESTARTS = 3
-_STOPPED = 75
+STOPPED = 75
 
 
 class Launched(Child):
@@ -77,6 +77,7 @@ def _agent(words: tuple[str, ...], folder: Path, before: Callable[[], None]) -> 
         rdzv_configs={"store_type": "file"},
         max_restarts=RESTARTS,
         monitor_interval=0.05,
+        shutdown_timeout=10,  # of a rank that was told to end: one that is stopped does not hear
         start_method="fork",
         local_addr="127.0.0.1",
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "launcher")),
@@ -86,7 +87,7 @@ def _agent(words: tuple[str, ...], folder: Path, before: Callable[[], None]) -> 
     except ChildFailedError:
         return 1
     except SignalException:
-        return _STOPPED
+        return STOPPED
     return 0
 
 
@@ -103,80 +104,5 @@ def _rank(words: tuple[str, ...], before: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _strike(trial: Trial, child: Child, number: int) -> None:
-    """One of the ranks, as chance has it."""
-    assert isinstance(child, Launched)
-    ranks = child.ranks()
-    if ranks:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            trial.chance.choice(ranks).send_signal(number)
-
-
-def _started_anew(child: Child) -> Child:
-    if child.wait() != 0:
-        raise Lost(f"the launcher started the ranks anew, and ended with {child.status}")
-    return child
-
-
-def struck(number: int) -> Callable[[Trial], Child]:
-    """One rank is sent a signal; the launcher starts all anew."""
-
-    def act(trial: Trial) -> Child:
-        child = trial.begin()
-        trial.moment(child)
-        _strike(trial, child, number)
-        return _started_anew(child)
-
-    return act
-
-
-def killed_while_saving(trial: Trial) -> Child:
-    child = trial.begin()
-    trial.moment(child)
-    checkpoints = trial.folder / "checkpoints"
-    until(child, lambda: any(checkpoints.glob(".step-*")))
-    time.sleep(trial.chance.uniform(0.0, 0.004))
-    _strike(trial, child, signal.SIGKILL)
-    return _started_anew(child)
-
-
-def killed_while_validating(trial: Trial) -> Child:
-    flag, at = trial.place.parent / "validating", trial.chance.randrange(EPOCHS + 1)
-
-    def before() -> None:
-        from hasten.train import trainer
-
-        whole, calls = trainer.evaluate, [0]
-
-        def watched(*args: object, **named: object) -> object:
-            if calls[0] == at:
-                flag.touch()
-            calls[0] += 1
-            return whole(*args, **named)  # type: ignore[arg-type]
-
-        trainer.evaluate = watched  # type: ignore[assignment]
-
-    child = trial.begin(before)
-    until(child, flag.exists)
-    time.sleep(trial.chance.uniform(0.0, 0.02))
-    _strike(trial, child, signal.SIGKILL)
-    return _started_anew(child)
-
-
-def all_killed(trial: Trial) -> Child:
-    """The ranks and their launcher; they are started anew by hand."""
-    child = trial.begin()
-    trial.moment(child)
-    child.send(signal.SIGKILL)
-    return child
-
-
-def launcher_told(trial: Trial) -> Child:
-    """SIGTERM to the launcher, which hands it on."""
-    child = trial.begin()
-    trial.moment(child)
-    child.send(signal.SIGTERM)
-    status = child.wait()
-    if status not in (0, _STOPPED, -signal.SIGTERM):
-        raise Lost(f"SIGTERM ended the launcher with {status}")
-    return child
+DDP = Setup(name="ddp of two", words=("--strategy", "ddp"), launch=launch)
+FSDP = Setup(name="fsdp of two", words=("--strategy", "fsdp"), launch=launch)

@@ -1,25 +1,35 @@
-"""Trials of chaos.py: a run in a process of its own, to be struck at a moment."""
+"""Trials of chaos.py: a run in processes of its own, to be struck at a moment, and what is seen."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 # One thread: sums in one order are the same bits, and a fork has no threads to miss.
 EPOCHS = 2
 _WORDS = (
     f"--device cpu --precision float32 --channels-last off --num-workers 0 --epochs {EPOCHS}"
-    " --batch-size 32 --progress plain --model lesson --image-size 16 --val-fraction 0.5"
+    " --batch-size 16 --progress plain --model lesson --image-size 16 --val-fraction 0.5"
+    " --log-every 5"
 )
-SETTINGS = (*_WORDS.split(), "--checkpoint-every", "4 steps", "--log-every", "5")
+SETTINGS = tuple(_WORDS.split())
 _LONGEST_S = 120.0
+_RESUMED = re.compile(r"^Resumed from \S*step-(\d+) ", re.MULTILINE)
+_STARTED = "Using device: "
+
+
+class Lost(Exception):
+    """Something was lost."""
 
 
 @dataclass
@@ -52,11 +62,16 @@ class Child:
             os.kill(self.pid, number)
 
 
-class Lost(Exception):
-    """Something was lost."""
-
-
 @dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How many processes train, and by which strategy."""
+
+    name: str
+    words: tuple[str, ...]
+    launch: Callable[[tuple[str, ...], Path, Callable[[], None]], Child]
+
+
+@dataclass(kw_only=True)
 class Trial:
     """What a fault is given."""
 
@@ -64,29 +79,81 @@ class Trial:
     chance: random.Random
     place: Path
     """Of the trial; on a small disk of its own if the fault needs one."""
-    folder: Path
-    """Of the run."""
-    seconds: float
-    """That a run takes from its beginning to its end."""
+    setup: Setup
+    words: tuple[str, ...] = ("--checkpoint-every", "4 steps")
+    seconds: float = 0.0
+    """That a run takes from its beginning to the end of its training."""
+    sabotage: Callable[[], None] = lambda: None
+    """Done in each process of the run, to see whether the trial finds it."""
+    floor: int = -1
+    """The newest step that was seen in a whole checkpoint: from now on nothing before it may be
+    the newest, and no run may begin before it."""
+    _heard: int = field(default=0)
 
-    launcher: Callable[[tuple[str, ...], Path, Callable[[], None]], Child] | None = None
-    """Starts the run; in one process by default."""
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.place / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.place.parent / "log.txt"
 
     def start(self, *words: str, before: Callable[[], None] = lambda: None) -> Child:
-        launch = self.launcher or start
-        return launch((*words, "--runs", str(self.place)), self.place.parent / "log.txt", before)
+        def both() -> None:
+            before()
+            self.sabotage()
 
-    def begin(self, before: Callable[[], None] = lambda: None) -> Child:
+        words = (*words, *self.setup.words, "--runs", str(self.place))
+        return self.setup.launch(words, self.log, both)
+
+    def begin(self, before: Callable[[], None] = lambda: None, *words: str) -> Child:
         """Start the run, and wait until it is in its folder."""
-        child = self.start(*SETTINGS, "--name", self.folder.name, before=before)
+        child = self.start(*SETTINGS, *self.words, *words, "--name", "run", before=before)
         until(child, lambda: (self.folder / "config.json").exists())
         return child
 
+    def resume(self) -> Child:
+        self._heard = len(self.heard())
+        return self.start("--resume", str(self.folder), "--progress", "plain")
+
     def moment(self, child: Child) -> None:
-        """Let a part of the run pass."""
-        end = time.monotonic() + self.chance.uniform(0.0, self.seconds)
+        """Let a part of the run pass; now and then all of it."""
+        end = time.monotonic() + self.chance.uniform(0.0, 1.1 * self.seconds)
         while time.monotonic() < end and not child.ended():
             time.sleep(0.001)
+
+    def note(self) -> None:
+        """See what is saved, just before the run is struck."""
+        self.floor = max(self.floor, newest_step(self.folder))
+
+    def check_floor(self) -> None:
+        found = newest_step(self.folder)
+        if found < self.floor:
+            raise Lost(f"step {self.floor} was saved, and the newest is {found}")
+        self.floor = found
+
+    def forget(self) -> None:
+        """What is saved has been taken away."""
+        self.floor = newest_step(self.folder)
+
+    def heard(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def check_beginning(self, *, anew: bool) -> None:
+        """Whether runs that were started since have gone on from where they could.
+
+        Args:
+            anew: whether the first of them began the run.
+        """
+        said = self.heard()[self._heard :]
+        for number, start in enumerate(said.split(_STARTED)[1:]):
+            steps = [int(step) for step in _RESUMED.findall(start)]
+            if steps and steps[0] < self.floor:
+                raise Lost(f"step {self.floor} was saved, and it went on from step {steps[0]}")
+            first = anew and number == 0
+            if not steps and not first and self.floor >= 0 and "Epoch [" in start:
+                raise Lost(f"step {self.floor} was saved, and it began anew")
 
 
 def until(child: Child, true: Callable[[], bool]) -> None:
@@ -94,7 +161,7 @@ def until(child: Child, true: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-def start(words: tuple[str, ...], log: Path, before: Callable[[], None]) -> Child:
+def alone(words: tuple[str, ...], log: Path, before: Callable[[], None]) -> Child:
     """Run `hasten train` in a fork of this process."""
     pid = os.fork()
     if pid:
@@ -108,6 +175,9 @@ def start(words: tuple[str, ...], log: Path, before: Callable[[], None]) -> Chil
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+ONE = Setup(name="one process", words=("--strategy", "single"), launch=alone)
 
 
 def write_to(log: Path) -> None:
@@ -129,3 +199,104 @@ def train(words: tuple[str, ...]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return status
+
+
+# --- what is on the disk -----------------------------------------------------------------------
+
+
+def sound(path: Path) -> bool:
+    from hasten.errors import CheckpointError
+    from hasten.train import checkpoint
+
+    try:
+        checkpoint.load(path, map_location="cpu")
+    except CheckpointError:
+        return False
+    return True
+
+
+def newest(folder: Path) -> Any:
+    """The newest whole checkpoint, loaded; None where there is none."""
+    from hasten.errors import CheckpointError
+    from hasten.train import checkpoint
+
+    for _ in range(20):  # a run that is under way may remove it in between
+        found, _ = checkpoint.newest(folder / checkpoint.FOLDER)
+        if found is None:
+            return None
+        try:
+            return checkpoint.load(found, map_location="cpu")
+        except CheckpointError:
+            time.sleep(0.001)
+    raise Lost("the newest checkpoint cannot be loaded")
+
+
+def newest_step(folder: Path) -> int:
+    found = newest(folder)
+    return -1 if found is None else int(found.meta["step"])
+
+
+def epochs_saved(folder: Path) -> int | None:
+    """By the newest checkpoint; None where there is none."""
+    found = newest(folder)
+    return None if found is None else int(found.meta["epoch"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a checkpoint says of a run, without what time it took."""
+
+    step: int
+    model: str
+    optimizer: str
+    generators: str
+    position: str
+    history: list[tuple[Any, ...]]
+    best: str
+
+    def differs(self, other: State) -> str:
+        """Names what does."""
+        names = [name for name in self.__dataclass_fields__ if name != "history"]
+        wrong = [name for name in names if getattr(self, name) != getattr(other, name)]
+        if self.history != other.history:
+            wrong.append(f"history ({self.history} and not {other.history})")
+        return ", ".join(wrong)
+
+
+def state_of(saved: Any) -> State:
+    training, meta = saved.training, saved.meta
+    kept = ("epoch", "step", "loss", "val_loss", "val_accuracy", "learning_rate")
+    return State(
+        step=meta["step"],
+        model=fingerprint(dict(saved.model)),
+        optimizer=fingerprint([training["optimizers"], training["schedulers"]]),
+        generators=fingerprint([training["rng"], training["rng_of_ranks"]]),
+        position=fingerprint(training["sources"]),
+        history=[tuple(record[name] for name in kept) for record in meta["history"]],
+        best=repr(meta["best"]),
+    )
+
+
+def fingerprint(nest: Any) -> str:
+    """Of dicts, lists, tensors and plain values, to the bit."""
+    import torch
+
+    found = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            found.update(f"{item.dtype}{list(item.shape)}".encode())
+            found.update(item.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(item, dict):
+            for key in sorted(item, key=str):
+                found.update(repr(key).encode())
+                add(item[key])
+        elif isinstance(item, (list, tuple)):
+            found.update(f"{len(item)}[".encode())
+            for each in item:
+                add(each)
+        else:
+            found.update(repr(item).encode())
+
+    add(nest)
+    return found.hexdigest()

@@ -7,17 +7,30 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from chaos import FAULTS
+from chaos_faults import FAULTS
 
 SINGLE = sum(not fault.ranks for fault in FAULTS)
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="the faults are made by Linux's means"),
+]
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(sys.platform != "linux", reason="the faults are made by Linux's means")
+
+def chaos(tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """What was counted, and all that was said."""
+    command = [sys.executable, str(Path(__file__).with_name("chaos.py")), *options]
+    command += ["--seconds", "60", "--json", str(tmp_path / "found.json")]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return json.loads((tmp_path / "found.json").read_text()), done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "least"),
     [
@@ -26,11 +39,21 @@ SINGLE = sum(not fault.ranks for fault in FAULTS)
     ],
 )
 def test_nothing_is_lost(options: list[str], least: int, tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("chaos.py")), *options]
-    command += ["--seconds", "60", "--json", str(tmp_path / "found.json")]
-    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["lost"] == []
-    assert found["survived"] >= least, done.stdout
+    found, said = chaos(tmp_path, *options)
+    assert found["lost"] == [], said
+    assert found["survived"] >= least, said
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "fault", "word"),
+    [
+        ("no flush", "power cut", "was saved"),
+        ("begun anew", "kill -9 while saving", "it began anew"),
+        ("no optimizer", "kill -9 while saving", "differs: model, optimizer"),
+    ],
+)
+def test_what_is_broken_on_purpose_is_found(
+    sabotage: str, fault: str, word: str, tmp_path: Path
+) -> None:
+    found, said = chaos(tmp_path, "--sabotage", sabotage, "--only", fault, "--trials", "4")
+    assert any(word in text for text in found["lost"]), said

@@ -45,8 +45,9 @@ OPTIONS = {
     "train": """
         --accumulate --augment --batch-size --batch-size-per-device --cache --cache-bytes
         --channels-last --checkpoint-every --clip-norm --compile --data-dir --device --devices
-        --epochs
+        --epochs --hang-after-s --hang-exits
         --image-size --json --keep --label-smoothing --log-every --lr --model --name --no-compile
+        --no-hang-exits
         --no-normalize --no-sync-batchnorm --normalize --num-workers --optimizer --patience
         --plan --precision --progress --resume --runs --schedule --seed --strategy --sync-batchnorm
         --tensorboard --val-fraction --weight-decay

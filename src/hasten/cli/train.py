@@ -151,6 +151,20 @@ def train(
     log_every: Annotated[
         int | None, typer.Option(help="Batches between log points. (default: 50)")
     ] = None,
+    hang_after_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without a finished batch after which it is told where the run hangs; 0"
+            " for never. (default: 600)"
+        ),
+    ] = None,
+    hang_exits: Annotated[
+        bool | None,
+        typer.Option(
+            "--hang-exits/--no-hang-exits",
+            help="End with status 75 when it hangs, for a launcher to start it anew. (default: no)",
+        ),
+    ] = None,
     progress: Annotated[str, typer.Option(help="auto, bar, plain or off.")] = "auto",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files.")

@@ -71,6 +71,25 @@ def new_file(path: Path) -> Iterator[Path]:
             raise
 
 
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Make a folder if it is not there, flushed to the disk with its name.
+
+    What is in it is flushed by whoever writes it; without this a power cut could take the whole
+    folder.
+
+    Args:
+        path: of the folder.
+        parents: whether to make those above it, too.
+
+    Raises:
+        OSError: the parent is absent or read-only, and the like.
+    """
+    missing = [each for each in (path, *path.parents) if not each.is_dir()]
+    path.mkdir(parents=parents, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder so that it is never seen half removed.
 

@@ -155,7 +155,7 @@ def write(folder: str | Path, prepared: Prepared) -> None:
     folder = Path(folder)
     prepared.copies_made()
     try:
-        folder.parent.mkdir(exist_ok=True)
+        atomic.make_folder(folder.parent)
         atomic.clean(folder.parent)
         with atomic.new_folder(folder) as temporary:
             files = {}

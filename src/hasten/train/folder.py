@@ -271,7 +271,7 @@ def refuse_run(path: Path) -> None:
 
 def _make(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(path, parents=True)
     except OSError as error:
         raise HastenError(f"cannot make the run's folder {path}: {error.strerror}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,10 @@ class Keeper:
             self.meter.reset()
         self._in_restored_epoch = False
         runtime.reset_peak(self.device)
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """A context in which it is told where the run hangs; while it trains it is in one."""
+        return self._watchdog
 
     @property
     def _between_steps(self) -> bool:

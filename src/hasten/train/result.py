@@ -21,7 +21,7 @@ from hasten.observe import log
 from hasten.observe.records import EpochRecord, StepRecord
 from hasten.observe.report import ReportData, write_report
 from hasten.observe.verdict import Verdict, judge
-from hasten.train import checkpoint, probe, weights
+from hasten.train import atomic, checkpoint, probe, weights
 from hasten.train.evaluation import Evaluation
 from hasten.train.precision import Precision, undisturbed
 from hasten.train.seed import rng_kept
@@ -89,10 +89,13 @@ def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
         trainer.evaluate(val)  # a run that was finished already when it was resumed
     data = report_data(run, trainer, saturation=saturation, verdict=verdict)
     report = exported = newest = best = None
-    final = run.strategy.whole(weights.state_of(trainer.model)) if run.folder is not None else {}
+    final = {}
+    if run.folder is not None:
+        with run.watching():
+            final = run.strategy.whole(weights.state_of(trainer.model))
     if run.folder is not None and run.world.is_main:
         exported = run.folder / WEIGHTS
-        run.folder.mkdir(parents=True, exist_ok=True)  # removed since the last save, perhaps
+        atomic.make_folder(run.folder, parents=True)  # removed since the last save, perhaps
         weights.export(final, exported, {"run": run.folder.name})
         report = write_report(run.folder, data)
         newest, _ = checkpoint.newest(run.folder / checkpoint.FOLDER)

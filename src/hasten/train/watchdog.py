@@ -72,6 +72,7 @@ class Watchdog:
     _given: int = 0  # signs of life of this process
     _signs: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     _changed_s: dict[int, float] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
     _end: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _watched: int = 0
@@ -79,7 +80,7 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         self._watched = threading.get_ident()
         self._end.clear()
-        self._signs, self._changed_s = {}, {}
+        self._signs, self._changed_s, self._counts = {}, {}, {}
         self._seen, self._told_s = (self._state, self._now), None
         if self.after_s > 0:
             self._thread = threading.Thread(target=self._watch, name="hasten-watchdog", daemon=True)
@@ -136,8 +137,7 @@ class Watchdog:
     @property
     def _state(self) -> tuple[int, int, int]:
         """What changes while something goes on, in this process or in those that it knows of."""
-        others = sum(s["beats"] + s["progress"] for s in self._signs.values() if s is not None)
-        return self.beats, self.progress(), others
+        return self.beats, self.progress(), sum(self._counts.values())
 
     @property
     def _pause_s(self) -> float:
@@ -210,6 +210,8 @@ class Watchdog:
             if sign is None or before is None or sign["life"] != before["life"]:
                 self._changed_s[rank] = now
             self._signs[rank] = sign
+            if sign is not None:  # one that has gone leaves what it had done
+                self._counts[rank] = sign["beats"] + sign["progress"]
 
     def _others(self, now: float) -> list[str]:
         """What the first of several processes can tell of the rest, and they of the first."""

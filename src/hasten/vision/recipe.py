@@ -219,6 +219,8 @@ def _trainer(
         keep=settings.keep,
         patience=settings.patience,
         log_every=settings.log_every,
+        hang_after_s=settings.hang_after_s,
+        hang_exits=settings.hang_exits,
         progress=around.progress,
         stream=around.stream,
         sinks=around.sinks,

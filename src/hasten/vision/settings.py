@@ -83,6 +83,10 @@ class TrainSettings:
     patience: int | None = None
     """Epochs without a better one after which the run ends; None trains all."""
     log_every: int = 50
+    hang_after_s: float = 600.0
+    """Seconds without a finished batch after which a hang is told; 0 for never."""
+    hang_exits: bool = False
+    """Whether a hang ends the process, for a launcher to start it anew."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -128,6 +132,8 @@ class TrainSettings:
             keep=self.keep,
             patience=self.patience,
             log_every=self.log_every,
+            hang_after_s=self.hang_after_s,
+            hang_exits=self.hang_exits,
         )
         if self.channels_last not in ("auto", "on", "off"):
             raise UsageError(f"channels-last is {self.channels_last!r}: auto, on or off")
@@ -228,6 +234,8 @@ FREE = (
     "keep",
     "patience",
     "log_every",
+    "hang_after_s",
+    "hang_exits",
 )
 
 

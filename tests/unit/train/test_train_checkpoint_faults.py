@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from train_helpers import loader, trainer
 
 from hasten.errors import CheckpointError
 from hasten.train import atomic, checkpoint, manifest
@@ -323,6 +324,28 @@ def test_a_rename_that_fails_puts_the_old_one_back(
         save(saved.parent, 2)
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
     checkpoint.load(saved, map_location="cpu")
+
+
+def test_folders_are_flushed_with_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this a power cut may take a new folder with all that is in it."""
+    flushed: set[int] = set()
+    whole = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        whole(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    folder = tmp_path / "runs" / "a" / "run"
+    trainer(folder=folder).fit(loader(), epochs=1)
+    path = checkpoint.find(folder)
+    for each in (path, *path.parents):
+        if each == tmp_path.parent:
+            break
+        assert each.stat().st_ino in flushed, each
+    assert each == tmp_path.parent
 
 
 def test_a_removed_run_folder_is_named(tmp_path: Path) -> None:

@@ -176,6 +176,18 @@ def test_a_checkpoint_that_is_written_is_no_hang(tmp_path: Path) -> None:
     assert "hangs" in hang(alone, clock), "until it stands still"
 
 
+def test_one_that_goes_is_no_progress(tmp_path: Path) -> None:
+    clock, sign = Clock(), dict(SIGN)
+    second = two(clock, tmp_path, rank=1)
+    resign(tmp_path, 0, sign)
+    second.look()
+    clock.now = 45.0
+    (tmp_path / FOLDER / "00000.json").unlink()
+    assert second.look() is None
+    clock.now = 60.0
+    assert "Rank 0 has left no sign of life" in (second.look() or "")
+
+
 def test_what_goes_on_in_another_process_is_no_hang(tmp_path: Path) -> None:
     clock, first, second = Clock(), dict(SIGN), dict(SIGN)
     others = [two(clock, tmp_path, rank=1), two(clock, tmp_path)]
@@ -357,7 +369,7 @@ def test_of_two_ranks_the_one_that_hangs_is_named_while_it_does(tmp_path: Path) 
     assert "It waits for the other ranks in " in first.splitlines()[1]
     absent = next(line for line in first.splitlines() if "has not come" in line)
     assert absent.lstrip().startswith("Rank 1 of 2 (process ")
-    assert "after step 9" in absent
+    assert "in epoch 2, after step " in absent
     assert "rank_hang.py" in absent and "in asleep" in absent
 
 
