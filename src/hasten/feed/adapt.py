@@ -26,7 +26,8 @@ class Moves(Protocol):
     """What can be tried; each gives None where there is nothing to try (see `Planner`)."""
 
     def larger(self, plan: Plan, wait_s: float) -> Plan | None:
-        """More workers, where a batch is waited for so long."""
+        """More workers, where a batch is waited for so long; the same plan, with the reason, where
+        there is no room for them."""
 
     def deeper(self, plan: Plan) -> Plan | None:
         """More batches ahead."""
@@ -116,12 +117,15 @@ class Watch:
             return plan
         tried_plan = self._moves.without(plan, period_s, step_s)
         if tried_plan is None and waiting > _WAITING:
-            said = f"{plan.reason}; the loop waited {waiting:.0%} of the time"
             more = self._moves.deeper(plan) if late < _LATE else None
             more = more or self._moves.larger(plan, period_s - step_s)
-            tried_plan = more and replace(more, reason=said)
+            said = f"; the loop waited {waiting:.0%} of the time"
+            tried_plan = more and replace(more, reason=more.reason + said)
         if tried_plan is None:
             return plan
+        if replace(tried_plan, reason=plan.reason) == plan:  # it only says why there is no other
+            self._settled = True
+            return tried_plan
         self._before = period_s, plan
         return self._to(tried_plan)
 

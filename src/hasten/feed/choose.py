@@ -268,6 +268,8 @@ class Planner:
     def larger(self, plan: Plan, wait_s: float) -> Plan | None:
         """The next plan to try where the loop waits; None where this one is all there is.
 
+        Where only room is lacking for workers, it is this one again, whose reason says so.
+
         Args:
             plan: the one that runs.
             wait_s: for a batch, as seen: where the loop makes it, what that takes.
@@ -283,8 +285,7 @@ class Planner:
                 return None
             if (wait_s if plan.name == "inline" else self._batch_s(cost)) < _HANDOVER_S:
                 return None
-            grown = self._by_processes(cost, plan.reason)
-            return _like(grown, plan) if grown.workers else None
+            return _like(self._by_processes(cost, plan.reason), plan)
         if plan.name == "inline":
             steady = cost is None or cost.steady
             return _like(self._threads(have, plan.reason), plan) if have > 1 and steady else None

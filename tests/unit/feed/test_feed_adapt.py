@@ -257,6 +257,33 @@ def test_little_memory_makes_it_smaller_and_keeps_it_from_growing(
     assert plans.larger(plan, 0.1) is None
 
 
+@pytest.mark.parametrize(
+    ("free", "name", "says"),
+    [
+        (4096, "inline", "but /dev/shm has room for no batches; the loop waited 100% of the time"),
+        (1 << 13, "processes", "/dev/shm has room for 1 workers' batches; the loop waited"),
+    ],
+)
+def test_a_small_dev_shm_is_said_where_workers_would_help(
+    free: int, name: str, says: str, two_cores: None, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(choose_module, "_START_WORKERS_S", 1e9)
+    cost = Measured(samples=9, seconds=0.25, cpu_seconds=0.25, bytes=1 << 9)
+    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: cost)
+    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: free)
+    dataset = Slow()
+    with (
+        caplog.at_level(logging.INFO, "hasten.feed"),
+        Loader(dataset, 4, clock=lambda: dataset.now) as loader,
+    ):
+        list(loader)
+        assert (loader.plan.name, loader.plan.workers) == (name, int(name == "processes"))
+        assert says in loader.explain()
+        list(loader)
+    assert len([m for m in caplog.messages if says in m and "(before: inline" in m]) == 1
+
+
 def test_what_the_loop_makes_in_no_time_is_not_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
