@@ -18,6 +18,7 @@ import os
 import platform
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -173,42 +174,58 @@ def show(rows: list[Row]) -> None:
         )
 
 
-def plot(rows: list[Row], path: Path) -> None:
+def panels(rows: list[Row], images: list[Row]) -> list[tuple[str, str, list[Row], str, float]]:
+    """What is drawn: (title, label, rows, the column to draw, the bound or 0) of each panel."""
+    found = []
+    for key in dict.fromkeys((row["case"], row["training"]) for row in rows):
+        mates = [row for row in rows if (row["case"], row["training"]) == key]
+        title, bound = mates[0]["title"], max(mates[0]["step_s"], mates[0]["load_s"])
+        if key[1]:
+            found.append(
+                (f"{title}: training", "s an epoch (less is better)", mates, "epoch_s", bound)
+            )
+        else:
+            found.append((title, "samples/s", mates, "samples_per_s", 0.0))
+    for name in dict.fromkeys(row["set"] for row in images):
+        mates = [row for row in images if row["set"] == name]
+        found.append(
+            (f"(b) pictures of {name}, to 224x224", "images/s", mates, "images_per_s", 0.0)
+        )
+    return found
+
+
+def plot(rows: list[Row], images: list[Row], path: Path) -> None:
     """PATH.png and PATH.svg: samples/s of each contender, and epochs of training."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.fonttype"] = "none"  # text as text: a small file
     from matplotlib import pyplot as plt
 
-    groups = list(dict.fromkeys((row["case"], row["training"]) for row in rows))
-    columns = 2
-    lines = -(-len(groups) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(12, 2.6 * lines), squeeze=False)
-    for place, group in enumerate(groups):
-        axis = axes[place // columns][place % columns]
-        mates = [row for row in rows if (row["case"], row["training"]) == group][::-1]
+    drawn = panels(rows, images)
+    figure, axes = plt.subplots(
+        -(-len(drawn) // 2), 2, figsize=(12, 2.8 * -(-len(drawn) // 2)), squeeze=False
+    )
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    for axis, (title, label, mates, column, bound) in zip(axes.flat, drawn, strict=False):
         colours = ["#c2410c" if row["name"].startswith("hasten") else "#94a3b8" for row in mates]
-        values = (
-            [row["epoch_s"] for row in mates]
-            if group[1]
-            else [row["samples_per_s"] for row in mates]
-        )
+        values = [row[column] for row in mates]
         axis.barh([row["name"] for row in mates], values, color=colours)
-        if not group[1]:
+        axis.invert_yaxis()
+        if column == "samples_per_s":
             axis.set_xscale("log")
-        axis.set_xlabel("s an epoch of training" if group[1] else "samples/s")
-        axis.set_title(mates[0]["title"], fontsize=9)
+        if bound:
+            axis.axvline(bound, color="#334155", lw=0.8, ls="--", label="the longer of steps, load")
+            axis.legend(fontsize=6, loc="lower right")
+        axis.set_xlabel(label, fontsize=8)
+        axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=7)
-        if group[1] and mates[0]["step_s"]:
-            axis.axvline(
-                max(mates[0]["step_s"], mates[0]["load_s"]), color="#334155", lw=0.8, ls="--"
-            )
-    for place in range(len(groups), lines * columns):
-        axes[place // columns][place % columns].axis("off")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):
-        figure.savefig(path.with_suffix(f".{kind}"), dpi=110)
+        figure.savefig(path.with_suffix(f".{kind}"), dpi=80)
+    plt.close(figure)
 
 
 def main() -> None:
@@ -231,20 +248,23 @@ def main() -> None:
     for name in missing():
         print(f"{name} is not installed: left out (pip install --no-deps {name})")
     rows: list[Row] = []
+    began = time.perf_counter()
     for case in cases():
         if only and case.key not in only:
             continue
         for training in (False,) if arguments.no_training else (False, True):
             found = _with_ratios(measure(case, arguments.rounds, training=training))
             show(found)
+            sys.stdout.flush()
             rows += found
     images: list[Any] = []
     if not only or "b" in only:
         module = importlib.import_module("feed_images")
         images = module.run(arguments.rounds)
         module.show(images)
+    print(f"\n{time.perf_counter() - began:.0f} s in all")
     if arguments.plot is not None:
-        plot(rows, arguments.plot)
+        plot(rows, images, arguments.plot)
     if arguments.json:
         print(json.dumps({"rows": rows, "images": images}))
 
