@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from hasten.cli import comparison_table, output
+from hasten.cli.one_process import refuse_several
 from hasten.cli.train import train
 from hasten.errors import UsageError
 
@@ -82,6 +83,7 @@ def compare(
     `hasten compare fashion-mnist --device cpu,cuda --num-workers 0,1,2 --epochs 2`,
     `hasten compare fashion-mnist --preset workers --sort`
     """
+    refuse_several("compare")
     from hasten.vision import comparing, grid, kept_rows
 
     given = {key: value for key, value in axes.items() if value is not None}

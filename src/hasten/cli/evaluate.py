@@ -8,6 +8,7 @@ import typer
 
 from hasten.cli import model_options as options
 from hasten.cli import output
+from hasten.cli.one_process import refuse_several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +61,7 @@ def evaluate(
     Examples: `hasten evaluate runs/NAME`, `hasten evaluate runs/NAME photos/`,
     `hasten evaluate runs/NAME fashion-mnist --which last`.
     """
+    refuse_several("evaluate")
     from hasten.vision.classify import check_count
     from hasten.vision.evaluating import measure
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hasten.cli import model_options as options
+from hasten.cli.one_process import refuse_several
 from hasten.cli.output import print_json
 from hasten.errors import UsageError
 
@@ -57,6 +58,7 @@ def predict(
     Examples: `hasten predict runs/NAME cat.jpg photos/`,
     `find . -name '*.jpg' -print0 | hasten predict runs/NAME -0 -`.
     """
+    refuse_several("predict")
     if not files:
         raise UsageError(
             "no files to predict for: give image files, folders, or - for paths on standard input"

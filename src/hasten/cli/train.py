@@ -215,7 +215,11 @@ def train(
         folder = new_folder(place, name, settings)
     if devices is not None and launch.STORE not in os.environ:
         if here.launched:
-            raise UsageError("--devices starts processes, and a launcher has done so: leave it out")
+            error = UsageError(
+                "--devices starts processes, and a launcher has done so: leave it out"
+            )
+            error.silent = not main  # type: ignore[attr-defined]
+            raise error
         launch.check(devices, worlds.device_for(settings.device))
         strategies.check(settings.strategy, devices)
         if devices > 1:

@@ -137,7 +137,8 @@ def measure_saturation(run: Run, trainer: Trainer) -> float | None:
                 for _ in range(limit + 1)
             ][1:]
     except (RuntimeError, MemoryError) as error:
-        if not runtime.is_out_of_memory(error):
+        # The others are in the same step, and would wait in it for this process.
+        if run.world.size > 1 or not runtime.is_out_of_memory(error):
             raise
         return None  # the training is done: that there is no memory left to measure is no failure
     ready_s = statistics.median(times) + optimizer_s(run)

@@ -135,3 +135,24 @@ def test_under_a_launcher_it_is_left_out(
         main(["train", "--devices", "2", "--runs", str(tmp_path)])
     assert stop.value.code == 2
     assert "a launcher has done so: leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["evaluate runs/x", "predict runs/x cat.jpg", "compare digits"],
+    ids=lambda command: command.split()[0],
+)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_what_one_process_does_is_refused_under_a_launcher_and_said_once(
+    command: str, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, rank)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert ("is done by one process, and a launcher has started 2" in told) == (rank == "0")

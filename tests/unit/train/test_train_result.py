@@ -156,3 +156,24 @@ def test_a_folder_removed_after_the_last_save_gets_weights_and_report(
     assert found.report == folder / "report.html" and found.report.exists()
     assert found.weights is not None
     assert_same(weights.read(found.weights), state(training.model))
+
+
+def test_memory_that_one_of_several_lacks_while_it_measures_is_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The others are in the step with it: were it to go on, their words would not match."""
+
+    def full(*_: Any) -> float:
+        raise torch.OutOfMemoryError("out of memory")
+
+    training = trainer()
+    training.fit(loader(batch_size=4), epochs=1)
+    assert training.run is not None
+    monkeypatch.setattr(probe, "time_step", full)
+    assert result.measure_saturation(training.run, training) is None
+    monkeypatch.setattr(training.run.world, "size", 2)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            result.measure_saturation(training.run, training)
+    finally:
+        training.run.world.size = 1  # it is the one of all runs alone
