@@ -36,6 +36,10 @@ def identity(tensor: torch.Tensor) -> Any:
     """A key that two tensors share when they are one in memory (tied weights)."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or not tensor.numel():
         return id(tensor)
+    if hasattr(tensor, "to_local"):  # in parts: only what this process holds, if any, has a place
+        local = tensor.to_local()
+        place = local.untyped_storage()._cdata, local.storage_offset()
+        return (tensor.device, *place, tensor.size(), tensor.stride(), tensor.dtype)
     return (tensor.device, tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype)
 
 

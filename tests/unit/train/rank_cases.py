@@ -444,7 +444,8 @@ def rank() -> int:
 def journey(folder: Path | None, *, stop: int = 0, dropout: float = 0.0, **options: Any) -> Any:
     """Train for 4 epochs of 6 steps; a signal to the last process stops it at a step."""
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+    layers = nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+    model = nn.Sequential(*layers, nn.LayerNorm(3))  # three of its tensors have one shape
     last = torch.distributed.get_world_size() - 1 if torch.distributed.is_initialized() else 0
     trainer = hasten.Trainer(
         model,
