@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.describe import late
 from hasten.feed.order import Order
 from hasten.feed.place import tensors
 from hasten.feed.plan import Plan
@@ -38,7 +40,11 @@ class Background:
         unfit: why a batch could not be made in the thread; "" if each could.
     """
 
-    def __init__(self, maker: Maker, plan: Plan, order: Order, report: Report) -> None:
+    def __init__(
+        self, maker: Maker, plan: Plan, order: Order, report: Report, timeout_s: float = 0
+    ) -> None:
+        """`timeout_s`: longest wait for a batch; 0 for ever."""
+        self._timeout_s = timeout_s
         self._maker = maker
         self._plan = plan
         self._order = order
@@ -61,7 +67,8 @@ class Background:
                 if not jobs:
                     return
                 job = jobs.popleft()
-                job.done.wait()
+                if not thread.wait(job, self._timeout_s):
+                    raise DataError(late("thread beside the loop's", self._timeout_s))
                 if job.unfit and not self.unfit:
                     self.unfit = job.unfit
                     thread.close()  # from here on the data set is the loop's thread's
@@ -104,6 +111,7 @@ class _Thread:
         self._maker = maker
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self._stuck = False
         self._thread = threading.Thread(target=self._run, name="hasten-feed", daemon=True)
 
     def __enter__(self) -> _Thread:
@@ -117,12 +125,17 @@ class _Thread:
     def add(self, job: _Job) -> None:
         self._jobs.put(job)
 
+    def wait(self, job: _Job, timeout_s: float) -> bool:
+        """Whether it was done in time. If not, the thread may never end, and is left to that."""
+        self._stuck = not job.done.wait(timeout_s or None)
+        return not self._stuck
+
     def close(self) -> None:
         """End the thread after the sample it is at; what it has not made stays unmade."""
         self._closed.set()
         self._jobs.put(None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(0 if self._stuck else None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -99,6 +99,14 @@ def on_device(device: str) -> str:
     return f"a worker process made a tensor on {device}. {ON_HOST}"
 
 
+def late(workers: str, timeout_s: float) -> str:
+    """What to say where a batch was waited for as long as that."""
+    return (
+        f"no batch came from the {workers} within timeout={timeout_s:g} s. Where samples may take "
+        "so long, give them more; where one hangs (in a file system, at a lock), look for it there"
+    )
+
+
 def device_tensor(batch: Any) -> str:
     """The device of the first tensor that is not on the host; '' if all are."""
     if isinstance(batch, torch.Tensor):

@@ -104,8 +104,8 @@ class Executor:
             return Gather(table, relay, pin=plan.pinned, clock=parts.clock, maker=read)
         if first.by == "thread":
             if maker.fetch is not None or plan.workers > 1:
-                return Threads(maker, plan, relay, report)
-            return Background(maker, plan, relay, report)
+                return Threads(maker, plan, relay, report, options.timeout)
+            return Background(maker, plan, relay, report, options.timeout)
         return Inline(maker, relay, report)
 
 

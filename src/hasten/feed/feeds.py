@@ -55,7 +55,7 @@ class Feeds:
         """The plan in a paragraph, and how it changed on the way."""
         feed = self._feed(device)
         changes = [f"  changed from {old} to {new}" for old, new in feed.changes]
-        return "\n".join([feed.executor.plan.explain(), *changes])
+        return "\n".join([feed.executor.plan.explain(self._options.timeout), *changes])
 
     def items(
         self, device: torch.device | None, ahead: Ahead | None, epoch: int, first: int

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from hasten.errors import DataError
+from hasten.feed.describe import late
 from hasten.feed.pool import DiedError, Pool
 from hasten.feed.resting import Rest
 from hasten.feed.samples import short
@@ -129,9 +130,7 @@ def received(pool: Pool, worker: int, timeout_s: float, rest: Rest | None = None
             return rest.during(lambda: pool.receive(worker, timeout_s or None))
         return pool.receive(worker, timeout_s or None)
     except TimeoutError as error:
-        raise DataError(
-            f"no batch came from the worker processes within timeout={timeout_s:g} s"
-        ) from error
+        raise DataError(late("worker processes", timeout_s)) from error
 
 
 def raise_failure(failure: tuple[str, str]) -> None:

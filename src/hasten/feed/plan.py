@@ -143,8 +143,12 @@ class Plan:
         step = "" if self.step_s is None else f"; step {duration(self.step_s)}"
         return f"{self.name}{count} - {self.reason}{step}"
 
-    def explain(self) -> str:
-        """A paragraph: what the plan does, why, its figures, and the stages."""
+    def explain(self, timeout_s: float = 0) -> str:
+        """A paragraph: what the plan does, why, its figures, and the stages.
+
+        Args:
+            timeout_s: longest wait for a batch that was asked for; 0 for none.
+        """
         lines = [str(self), f"  {_MEANING[self.name]}"]
         if self.workers:
             lines.append(
@@ -171,6 +175,15 @@ class Plan:
             lines.append(
                 f"  up to {self.ahead_batches} batches, or {self.ahead_bytes >> 20} MiB, are "
                 f"copied to the device ahead of the loop, from {memory} memory"
+            )
+        if timeout_s and self.workers:
+            lines.append(
+                f"  a batch that is waited for longer than timeout={timeout_s:g} s is an error"
+            )
+        elif timeout_s:
+            lines.append(
+                f"  timeout={timeout_s:g} limits nothing: the loop's own thread makes the batches, "
+                "and nobody can stop it"
             )
         if self.blocked:
             what = "copies do not run beside the computation: " if self.copied else ""

@@ -65,7 +65,7 @@ class TakenFeeds:
     def explain(self, device: Device) -> str:
         """See `Feeds.explain`."""
         changes = [f"  changed from {old} to {new}" for old, new in self._changes]
-        return "\n".join([self.plan(device).explain(), *changes])
+        return "\n".join([self.plan(device).explain(self._options.timeout), *changes])
 
     def close(self) -> None:
         """See `Feeds.close`."""

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hasten.errors import DataError
 from hasten.feed.buffers import Ring, array
+from hasten.feed.describe import late
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.resting import Rest
@@ -32,7 +34,11 @@ class Threads:
     `plan.prefetch_bytes` once the size of a batch is known.
     """
 
-    def __init__(self, maker: Maker, plan: Plan, order: Order, report: Report) -> None:
+    def __init__(
+        self, maker: Maker, plan: Plan, order: Order, report: Report, timeout_s: float = 0
+    ) -> None:
+        """`timeout_s`: longest wait for a batch; 0 for ever."""
+        self._timeout_s = timeout_s
         self._maker = maker
         self._plan = plan
         self._order = order
@@ -56,7 +62,8 @@ class Threads:
                 if not jobs:
                     return
                 job = jobs.popleft()
-                pool.wait(job)
+                if not pool.wait(job, self._timeout_s):
+                    raise DataError(late("threads", self._timeout_s))
                 item = self._item(job)
                 self._batch_bytes = job.bytes
                 del job
@@ -214,6 +221,7 @@ class _Pool:
         self._done = threading.Condition(lock)
         self._tasks: deque[tuple[_Job, int]] = deque()
         self._closed = False
+        self._stuck = False
         self._rest = Rest(workers)
         self._threads = [
             threading.Thread(target=self._run, name=f"hasten-feed-{number}", daemon=True)
@@ -234,14 +242,15 @@ class _Pool:
             self._tasks.extend((job, place) for place in range(len(job.indices)))
             self._work.notify(len(job.indices))
 
-    def wait(self, job: _Job) -> None:
+    def wait(self, job: _Job, timeout_s: float) -> bool:
+        """Whether it was done in time. If not, its threads may never end, and are left to that."""
         if job.left:
-            self._rest.during(lambda: self._wait(job))
+            self._stuck = not self._rest.during(lambda: self._wait(job, timeout_s))
+        return not self._stuck
 
-    def _wait(self, job: _Job) -> None:
+    def _wait(self, job: _Job, timeout_s: float) -> bool:
         with self._done:
-            while job.left and not self._closed:
-                self._done.wait()
+            return self._done.wait_for(lambda: not job.left or self._closed, timeout_s or None)
 
     def close(self) -> None:
         with self._work:
@@ -251,7 +260,7 @@ class _Pool:
             self._done.notify_all()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
-                thread.join()
+                thread.join(0 if self._stuck else None)
 
     def _run(self) -> None:
         job: _Job | None = None
