@@ -68,6 +68,7 @@ class Keeper:
             self.precision,
             sync_batchnorm=settings.sync_batchnorm,
         )
+        self.strategy.say = self.say
         self._rank_log = None if self.world.is_main else RankLog(self.world.rank)
         self.progress = (
             Progress(settings.stream or sys.stdout, settings.progress)  # type: ignore[arg-type]
@@ -79,8 +80,9 @@ class Keeper:
         )
         if settings.announce:
             self.say(device_line(self.device))
-        if self.strategy.words():
-            self.say(self.strategy.words())
+        for words in (self.strategy.words(), worlds.advice() if self.world.size > 1 else None):
+            if words:
+                self.say(words)
         if settings.seed is not None:
             seed_everything(settings.seed, self.device)
         self.folder = Path(settings.folder) if settings.folder is not None else None

@@ -20,6 +20,7 @@ from hasten.train import norms
 from hasten.train.precision import Precision
 from hasten.train.world import World
 
+_SHOWN = 3
 NAMES = ("auto", "single", "ddp", "fsdp", "dp")
 GROUPED = ("ddp", "fsdp")
 """Those that need a process group, also of one process."""
@@ -28,6 +29,10 @@ _SYNC_BUFFERS = next(  # its name since PyTorch 2.13, and before
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel).parameters
+)
+_UNUSED = (
+    "{0} of {1} get{2} no gradient: DDP looks for such parameters at each step. If they are not to"
+    " be trained, say so before: parameter.requires_grad_(False)"
 )
 _CHANGING = (
     "{0} got no gradient in this step, and did in the first one: DDP needs the same parameters in"
@@ -50,6 +55,8 @@ class Strategy:
     def __init__(self) -> None:
         self.counts = True
         """Whether this process's samples of the batch count: not where they repeat another's."""
+        self.say: Callable[[str], None] = lambda text: None
+        """Tells a person."""
 
     def words(self) -> str:
         """What a person should know of it at the start; mostly nothing."""
@@ -231,7 +238,10 @@ class Route:
                 self._refuse_missing(parameters)
             return
         missing = average(parameters, self.strategy.world)
-        self._unused = self._unused or missing
+        if missing and not self._unused:
+            self._unused = True
+            names, kind = self._names(missing), type(self.module).__name__
+            self.strategy.say(_UNUSED.format(names, kind, "s" if len(missing) == 1 else ""))
         self._first = False
 
     def _wrap(self) -> DistributedDataParallel:
@@ -249,9 +259,15 @@ class Route:
     def _refuse_missing(self, parameters: Sequence[torch.Tensor]) -> None:
         if not any(parameter.grad is None for parameter in parameters):
             return
+        missing = [parameter for parameter in parameters if parameter.grad is None]
+        raise HastenError(_CHANGING.format(self._names(missing)))
+
+    def _names(self, parameters: Sequence[torch.Tensor]) -> str:
+        """The first of some parameters' names, and how many more there are."""
         names = {id(p): name for name, p in self.module.named_parameters()}
-        missing = [names.get(id(p), "?") for p in parameters if p.grad is None]
-        raise HastenError(_CHANGING.format(", ".join(missing[:3])))
+        shown = ", ".join(names.get(id(p), "?") for p in parameters[:_SHOWN])
+        more = len(parameters) - _SHOWN
+        return f"{shown} and {more} more" if more > 0 else shown
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the module is one that no process shares."""
@@ -276,11 +292,11 @@ class Body(nn.Module):
         return self._own(*args, **kwargs)
 
 
-def average(parameters: Sequence[torch.Tensor], world: World) -> bool:
+def average(parameters: Sequence[torch.Tensor], world: World) -> list[torch.Tensor]:
     """Average gradients over the processes, all at once; one that some process lacks is 0 there.
 
     Returns:
-        Whether a parameter has none in some process.
+        The parameters that have none in some process.
     """
     have = world.gather([p.grad is not None for p in parameters])
     anywhere = [any(flags) for flags in zip(*have, strict=True)]
@@ -297,7 +313,8 @@ def average(parameters: Sequence[torch.Tensor], world: World) -> bool:
         parts = torch.split(flat, [gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-    return not all(all(flags) for flags in have)
+    everywhere = [all(flags) for flags in zip(*have, strict=True)]
+    return [p for p, there in zip(parameters, everywhere, strict=True) if not there]
 
 
 def reads_buffers(module: nn.Module) -> bool:

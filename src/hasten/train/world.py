@@ -28,6 +28,7 @@ __all__ = [
     "ElsewhereError",
     "Place",
     "World",
+    "advice",
     "device_for",
     "join",
     "leave",
@@ -144,6 +145,21 @@ def join(device: torch.device, *, alone: bool = False) -> World:
     if own is not None:
         _refuse_shared(_joined, device)
     return _joined
+
+
+_SET = (
+    "A machine that is lost cannot be replaced: torchrun's launchers share a store (PyTorch 2.13),"
+    " and the one that stays does not tell a new one where to meet. Start torchrun on all machines"
+    " with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+)
+
+
+def advice(environment: Mapping[str, str] = os.environ) -> str | None:
+    """What a person should know of how the processes were started, before it is too late."""
+    here = place(environment)
+    starts_anew = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
+    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _SET if here.local_size < here.size and starts_anew and shared else None
 
 
 def _fresh_store(here: Place) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hasten
@@ -403,6 +404,7 @@ def agreements(target: Path) -> dict[str, Any]:
     )
     found["metric"] = measured.evaluate(hasten.Loader(data(), batch_size=20)).metrics["f1"]
     found["said"] = {name: told_of(loss) for name, loss in LOSSES.items()}
+    found["unused"] = told_of(nn.CrossEntropyLoss(), Halves())
     found["sums"] = hasten.Run(**OPTIONS).world.sum([rank(), 1.0])
     return found
 
@@ -416,11 +418,11 @@ LOSSES: dict[str, Any] = {
 }
 
 
-def told_of(loss: Any) -> str:
-    """What is said of a loss that is called as a mean over samples."""
+def told_of(loss: Any, model: nn.Module | None = None) -> str:
+    """What is said of a loss that is called as a mean over samples, or of a model."""
     stream = io.StringIO()
     quiet = OPTIONS | {"progress": "plain", "stream": stream}
-    hasten.Trainer(mlp(), loss=loss, optimizer=sgd, **quiet).fit(loader(), epochs=1)
+    hasten.Trainer(model or mlp(), loss=loss, optimizer=sgd, **quiet).fit(loader(), epochs=1)
     return stream.getvalue()
 
 
@@ -527,17 +529,27 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 def checked(folder: Path) -> Any:
-    """Go on, and note which files of parts this process has read against their checksums."""
+    """Go on, and note which files of parts this process has read against their checksums, and how
+    many bytes of tensors in parts it has brought into its memory."""
     read, names = pieces.PartFile._digest, set[str]()
+    fill, brought = pieces._fill, [0]
+
+    def filled(target: torch.Tensor, stored: pieces.Stored) -> None:
+        local = target.to_local() if isinstance(target, DTensor) else target
+        brought[0] += local.nbytes
+        fill(target, stored)
 
     def noted(file: pieces.PartFile) -> str:
         names.add(file.name)
         return read(file)
 
     pieces.PartFile._digest = noted  # type: ignore[method-assign]
+    pieces._fill = filled
     try:
-        return journey(folder, resume=True, strategy="fsdp") | {"checked": names}
+        found = journey(folder, resume=True, strategy="fsdp")
+        return found | {"checked": names, "brought": brought[0]}
     finally:
+        pieces._fill = fill
         pieces.PartFile._digest = read  # type: ignore[method-assign]
 
 

@@ -120,6 +120,11 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_by_the_first_process(
     assert all(not any(rank["agreed"]["said"].values()) for rank in four[1:])
 
 
+def test_parameters_that_get_no_gradient_are_named_once(four: list[dict[str, Any]]) -> None:
+    told = four[0]["agreed"]["unused"]
+    assert told.count("unused.weight, unused.bias of Halves get no gradient") == 1
+
+
 def test_memory_that_one_process_lacks_bounds_the_batch_of_all(four: list[dict[str, Any]]) -> None:
     assert [rank["agreed"]["memory"] for rank in four] == [(8, 4)] * 4
 
@@ -218,6 +223,10 @@ def test_one_process_goes_on_with_what_several_began(
 def test_each_process_reads_and_checks_its_own_part(several: list[dict[str, Any]]) -> None:
     read = [rank["journeys"]["fsdp gone on"]["checked"] for rank in several]
     assert read == [{"part-00000.safetensors"}, {"part-00001.safetensors"}]
+    brought = [rank["journeys"]["fsdp gone on"]["brought"] for rank in several]
+    weights_of_all = 4 * ((6 * 8 + 8) + (8 * 3 + 3))
+    assert sum(brought) == 3 * weights_of_all  # and two moments of AdamW
+    assert brought[0] - brought[1] == 3 * 4 * 9  # the uneven row of 8 weights and a bias
 
 
 def test_each_process_saves_its_own_part(several: list[dict[str, Any]]) -> None:

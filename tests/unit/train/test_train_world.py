@@ -181,6 +181,16 @@ def test_what_is_agreed_waits_for_a_place_to_act_at() -> None:
     assert agreement.take() == (0, False, False)
 
 
+def test_launchers_that_could_not_replace_a_machine_are_told_of() -> None:
+    shared = {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    told = worlds.advice(TORCHRUN | shared)
+    assert told is not None and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told
+    assert worlds.advice(TORCHRUN | shared | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) is None
+    assert worlds.advice(TORCHRUN | shared | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None
+    assert worlds.advice(TORCHRUN | shared | {"LOCAL_WORLD_SIZE": "8"}) is None
+    assert worlds.advice({}) is None
+
+
 def test_a_lost_process_is_told_from_other_failures() -> None:
     world = World(Place(rank=0, size=2, local_rank=0, local_size=2))
     lost = RuntimeError("[/x/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
