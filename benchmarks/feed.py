@@ -213,7 +213,7 @@ def plot(rows: list[Row], images: list[Row], path: Path) -> None:
         values = [row[column] for row in mates]
         axis.barh([row["name"] for row in mates], values, color=colours)
         axis.invert_yaxis()
-        if column == "samples_per_s":
+        if max(values) > 20 * min(values):
             axis.set_xscale("log")
         if bound:
             axis.axvline(bound, color="#334155", lw=0.8, ls="--", label="the longer of steps, load")

@@ -147,7 +147,7 @@ class Planner:
             )
         count = f"{table.rows:,} samples in memory"
         if device is None or runtime.is_host(device) or options.plan == "gather":
-            each = _gathering(table, options.batch_size or 1, self._clock)
+            each = _gathering(table, self._size, self._clock)
             return Plan(name="gather", reason=f"{count}, {duration(each)} a sample")
         size = table.rows * table.row_bytes
         memory = runtime.memory(device)
@@ -209,7 +209,7 @@ class Planner:
 
     def _by_processes(self, cost: Measured, reason: str) -> Plan:
         """As many workers as there are cores, or more where they mostly wait."""
-        have, size = runtime.cores(), self._options.batch_size or 1
+        have, size = runtime.cores(), self._size
         waits = cost.busy <= 0.5 and not cost.cut
         wanted = math.ceil(have / max(cost.busy, 0.05)) if waits else have
         wanted = min(
@@ -232,7 +232,7 @@ class Planner:
 
     def _measure(self) -> Measured | None:
         if not self._measured:
-            size = self._options.batch_size or 1
+            size = self._size
             cheap_s = 0.75 * _CHEAP_BATCH_S / size  # the rest is for collating
             self._cost = measure_apart(
                 self._maker, self._count(), size, clock=self._clock, cheap_s=cheap_s
@@ -244,15 +244,24 @@ class Planner:
         dataset = self._options.dataset
         return len(dataset) if hasattr(dataset, "__len__") else 0
 
+    @cached_property
+    def _size(self) -> int:
+        """Samples a batch; a batch_sampler is not drawn from: as many as come to one of its own."""
+        given = self._options.batch_sampler
+        size = getattr(given, "batch_size", None) if given is not None else self._options.batch_size
+        if given is not None and not isinstance(size, int) and hasattr(given, "__len__"):
+            size = round(self._count() / max(1, len(given)))
+        return max(1, size or 1)
+
     def _batch_s(self, cost: Measured) -> float:
-        return cost.seconds * (self._options.batch_size or 1) + cost.collate_seconds
+        return cost.seconds * self._size + cost.collate_seconds
 
     def _within_memory(self, wanted: int) -> int:
         """Workers whose batches ahead of the loop fit into the host's memory; at least one."""
         cost, memory = self._cost, runtime.memory(torch.device("cpu"))
         if cost is None or memory is None or not cost.bytes:
             return wanted
-        each = 2 * cost.bytes * (self._options.batch_size or 1)
+        each = 2 * cost.bytes * self._size
         return max(1, min(wanted, int(_MEMORY_SHARE * memory.free_bytes) // each))
 
     def _threads(self, count: int, reason: str) -> Plan:
@@ -305,7 +314,7 @@ class Planner:
             return None
         memory, cost = runtime.memory(torch.device("cpu")), self._cost
         if memory is not None and cost is not None:
-            size = ahead * cost.bytes * (self._options.batch_size or 1)
+            size = ahead * cost.bytes * self._size
             room = _shared_memory_free() if plan.name == "processes" else None
             if size > _MEMORY_SHARE * memory.free_bytes or (room is not None and 2 * size > room):
                 return None
@@ -325,7 +334,7 @@ class Planner:
             short = f"{memory.free_bytes >> 20:,} MiB of memory left"
         room, cost = _shared_memory_free(), self._cost
         if plan.name == "processes" and room is not None and cost is not None:
-            batch_bytes = cost.bytes * (self._options.batch_size or 1)
+            batch_bytes = cost.bytes * self._size
             if room < 2 * plan.workers * batch_bytes:
                 short = f"{room >> 20:,} MiB left in /dev/shm"
         if not short:

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ _TELLING_S = 0.15  # cheap samples are tried for longer: the first of them find 
 _MOST_SAMPLES = 4096
 _AGAIN_SAMPLES = 8  # asked for twice more, to see whether they are the same
 _AGAIN_S = 0.1
+_COLLATED_BYTES = 64 << 20  # of samples that are kept to be collated
 _PATIENCE_S = 0.9  # a child that has not answered by then is not waited for
 _TICK_S = 0.0005
 _LATE_S = 0.0001  # a thread that got the interpreter so late has waited for its lock
@@ -84,6 +85,7 @@ def measure(
     cheap_s: float = 0.0,
     cpu_clock: Clock = time.thread_time,
     queued: Clock | None = None,
+    tell: Callable[[Measured], None] = lambda found: None,
 ) -> Measured | None:
     """Time some samples, spread over the data set, in this process; None where none came.
 
@@ -94,18 +96,17 @@ def measure(
         cheap_s: samples that take less than this each need no longer trial: the first are slow
             ones.
         queued: seconds that this thread has waited for a core; asked of the system if None.
+        tell: given what is known of the samples, before any are collated.
     """
     if count == 0:
         return None
     tries = min(count, _MOST_SAMPLES)
     step = _stride(count)
-    kept = max(batch, _TRIAL_SAMPLES)
     outside = randomness.save()
     files = _files()
     samples: list[Any] = []
     seconds = cpu = 0.0
-    timed = size = 0
-    made = 0
+    timed = size = held = made = 0
     begin = clock()
     with _Queue() as queue, _Lock() as lock:
         # Not asked for each sample: reading a file would let go of the interpreter's lock.
@@ -116,7 +117,9 @@ def measure(
                 started, cpu_started = clock(), cpu_clock()
                 try:
                     sample = maker.sample(0, number * step % count)
-                except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
+                except Exception:  # noqa: BLE001 - told with its index when it is iterated
+                    if clock() - begin > TRIAL_S:
+                        break
                     continue
                 ended = clock()
                 if timed == 1 and made == 1:  # the first warms up what all of them need
@@ -126,35 +129,35 @@ def measure(
                 size += _bytes(sample)
                 timed += 1
                 made += 1
-                if made <= kept:
+                if held < _COLLATED_BYTES and len(samples) < max(batch, _TRIAL_SAMPLES):
                     samples.append(sample)
+                    held += _bytes(sample)
                 spent, told = ended - begin, number + 1 >= _TRIAL_SAMPLES
                 cheap = told and seconds < cheap_s * timed
                 if cheap or spent > (_TELLING_S if told else TRIAL_S):
                     break
+            if not made:
+                return None
             waited_s += waited()
-            collate_s = _collating(maker, samples, batch, clock) if samples else 0.0
-            each_s = max(cpu, seconds - waited_s) / max(1, timed)
-            free = lock.free(each_s)
-            draws = randomness.touched(outside) | maker.uses
-            steady = _steady(
-                maker, draws, [number * step % count for number in range(made)], each_s
+            each_s = max(cpu, seconds - waited_s) / timed
+            found = Measured(
+                samples=made,
+                seconds=each_s,
+                cpu_seconds=cpu / timed,
+                free=lock.free(each_s),
+                bytes=size // timed,
+                draws=randomness.touched(outside) | maker.uses,
+                opens=True,  # for all that is known yet: this trial has files open itself
             )
+            tell(found)
+            collate_s = _collating(maker, samples, batch, found.bytes, clock)
+            draws = randomness.touched(outside) | maker.uses
+            asked = [number * step % count for number in range(made)]
+            steady = _steady(maker, draws, asked, each_s)
         finally:
             randomness.restore(outside)
-    if not samples:
-        return None
-    return Measured(
-        samples=made,
-        seconds=each_s,
-        cpu_seconds=cpu / timed,
-        free=free,
-        collate_seconds=collate_s,
-        bytes=size // timed,
-        draws=draws,
-        opens=_files() != files,
-        steady=steady,
-    )
+    opens = _files() != files
+    return replace(found, collate_seconds=collate_s, draws=draws, opens=opens, steady=steady)
 
 
 def _steady(maker: Maker, draws: frozenset[str], indices: list[int], each_s: float) -> bool:
@@ -197,33 +200,43 @@ def measure_apart(
             os.close(writing)
             return measure(maker, count, batch, clock=clock, cheap_s=cheap_s)
     if child == 0:
-        _child(lambda: measure(maker, count, batch, clock=clock, cheap_s=cheap_s), writing)
+        _child(
+            lambda tell: measure(maker, count, batch, clock=clock, cheap_s=cheap_s, tell=tell),
+            writing,
+        )
     os.close(writing)
     began = time.monotonic()
-    answer = b""
+    answers: list[bytes] = []
     try:
         while (left := began + _PATIENCE_S - time.monotonic()) > 0:
             if not select.select([reading], [], [], left)[0]:
                 break
-            part = os.read(reading, 1 << 16)
+            part = os.read(reading, select.PIPE_BUF)
             if not part:
                 break
-            answer += part
+            answers.append(part)
+            told = time.monotonic()
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    if answer:
-        found: Measured | None = pickle.loads(answer)
-        return found
+    found: list[Measured | None] = [pickle.loads(answer) for answer in answers]
+    if len(found) == 2 or found == [None]:
+        return found[-1]
     if time.monotonic() - began < _PATIENCE_S:
         return None  # it died; so would a worker
+    if found and found[0] is not None:  # collating takes longer than it was given
+        return replace(found[0], collate_seconds=began + _PATIENCE_S - told)
     return Measured(samples=1, seconds=_PATIENCE_S, cpu_seconds=0.0, cut=True)
 
 
-def _child(work: Callable[[], Measured | None], writing: int) -> None:
+def _child(work: Callable[[Callable[[Measured], None]], Measured | None], writing: int) -> None:
     """In the child: answer, and leave without any of the parent's cleaning up."""
+
+    def tell(found: Measured | None) -> None:
+        os.write(writing, pickle.dumps(found).ljust(select.PIPE_BUF, b"\0"))
+
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -232,7 +245,7 @@ def _child(work: Callable[[], Measured | None], writing: int) -> None:
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         torch.set_num_threads(1)  # the parent's pool of threads is not here
-        os.write(writing, pickle.dumps(work()))
+        tell(work(tell))
         status = 0
     finally:
         os._exit(status)
@@ -313,14 +326,18 @@ def _stride(count: int) -> int:
     return step
 
 
-def _collating(maker: Maker, samples: list[Any], batch: int, clock: Clock) -> float:
-    given = [samples[number % len(samples)] for number in range(batch)]
+def _collating(
+    maker: Maker, samples: list[Any], batch: int, sample_bytes: int, clock: Clock
+) -> float:
+    """Seconds for a batch; of a very large one, a part is put together."""
+    part = max(1, min(batch, _COLLATED_BYTES // max(1, sample_bytes)))
+    given = [samples[number % len(samples)] for number in range(part)]
     begin = clock()
     try:
         maker.collate(0, 0, given, list(range(len(given))))
     except Exception:  # noqa: BLE001 - told when the batch is made
         return 0.0
-    return clock() - begin
+    return (clock() - begin) * batch / part
 
 
 def _files() -> int:

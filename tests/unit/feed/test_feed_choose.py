@@ -8,7 +8,7 @@ from typing import Any
 import feed_datasets as kinds
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
 from hasten.devices import runtime
 from hasten.feed import Loader, Plan
@@ -131,6 +131,28 @@ def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(table, monkeypatch, num_workers=9)
     assert "more than the 4 cores" in str(plan)
     assert planned(table, monkeypatch, num_workers=2, prefetch_factor=5).prefetch_batches == 10
+
+
+class Batches(torch.utils.data.Sampler[list[int]]):
+    """Batches of 64, which does not say so; drawing from it would be seen."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+    def __len__(self) -> int:
+        return 16
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Batches(), BatchSampler(SequentialSampler(range(1000)), 64, False)],
+    ids=["own", "torch's"],
+)
+def test_a_batch_sampler_s_batches_are_what_counts(
+    sampler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(Timed(1e-3), monkeypatch, batch_size=1, batch_sampler=sampler)
+    assert plan.name == "processes", "64 ms a batch, where a sample alone would be cheap"
 
 
 def test_measuring_takes_half_a_second_and_passes_over_broken_samples() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import feed_datasets as kinds
 import pytest
+import torch
 
 from hasten.feed import Loader
 from hasten.feed import measure as measure_module
@@ -104,6 +105,56 @@ def test_of_samples_that_are_cheap_enough_no_more_is_asked() -> None:
 
     assert tried(cheap_s=2e-5) == 64
     assert tried(cheap_s=0.5e-5) == 1000
+
+
+class Large(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(1 << 20, dtype=torch.uint8)
+
+
+def test_of_a_huge_batch_a_part_is_put_together() -> None:
+    given: list[int] = []
+
+    def collate(samples: list[Any]) -> int:
+        given.append(len(samples))
+        return 0
+
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    maker = Maker(Large(5000), collate, seed=0, skip_errors=False, batched=True)
+    found = measure_module.measure(maker, 5000, 4096, clock=clock)
+    assert found is not None and found.bytes == 1 << 20
+    assert given == [64], "64 MiB"
+    assert found.collate_seconds == pytest.approx(0.001 * 4096 / 64)
+
+
+def test_a_collate_function_that_takes_long_does_not_hide_what_samples_cost() -> None:
+    def collate(samples: list[Any]) -> Any:
+        time.sleep(30)
+
+    maker = Maker(kinds.Plain(50), collate, seed=0, skip_errors=False, batched=True)
+    found = measure_module.measure_apart(maker, 50, 8, clock=time.perf_counter)
+    assert found is not None and not found.cut
+    assert found.samples == 50 and found.collate_seconds > 0
+
+
+def test_samples_that_all_fail_are_not_tried_for_ever() -> None:
+    now = [0.0]
+
+    class Failing(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            now[0] += 0.1
+            self.asked.append(index)
+            raise OSError
+
+    dataset = Failing(1000)
+    maker = Maker(dataset, None, seed=0, skip_errors=False, batched=True)
+    assert measure_module.measure(maker, 1000, clock=lambda: now[0]) is None
+    assert len(dataset.asked) == 6
 
 
 @pytest.mark.parametrize(
