@@ -30,6 +30,7 @@ _START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes
 # long with two workers as without (benchmarks/results).
 _CHEAP_BATCH_S = 0.003
 _HANDOVER_S = 0.002  # what takes less is not worth trying to hand over
+_BESIDE_S = 0.0005  # the same where the step leaves the host's cores to the workers
 _RESIDENT_SHARE = 0.25  # of the device's free memory
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
@@ -292,7 +293,8 @@ class Planner:
         if alone:  # the loop's thread, or one beside it
             if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
-            if (wait_s if plan.name == "inline" else self._batch_s(cost)) < _HANDOVER_S:
+            made_s = wait_s if plan.name == "inline" else self._batch_s(cost)
+            if made_s < (_BESIDE_S if plan.copied else _HANDOVER_S):
                 return None
             return _like(self._by_processes(cost, plan.reason), plan)
         if plan.name == "inline":

@@ -30,6 +30,8 @@ TRIAL_S = 0.5
 """How long samples are tried, to stay below a second in all."""
 _TRIAL_SAMPLES = 64
 _TELLING_S = 0.15  # cheap samples are tried for longer: the first of them find their caches cold
+_SOON_S = 0.05  # those that are not cheap, a good many of them
+_NOT_CHEAP_S = 0.0002
 _MOST_SAMPLES = 4096
 _AGAIN_SAMPLES = 8  # asked for twice more, to see whether they are the same
 _AGAIN_S = 0.1
@@ -132,9 +134,7 @@ def measure(
                 if held < _COLLATED_BYTES and len(samples) < max(batch, _TRIAL_SAMPLES):
                     samples.append(sample)
                     held += _bytes(sample)
-                spent, told = ended - begin, number + 1 >= _TRIAL_SAMPLES
-                cheap = told and seconds < cheap_s * timed
-                if cheap or spent > (_TELLING_S if told else TRIAL_S):
+                if ended - begin > _longest_s(number + 1, seconds / timed, cheap_s):
                     break
             if not made:
                 return None
@@ -158,6 +158,15 @@ def measure(
             randomness.restore(outside)
     opens = _files() != files
     return replace(found, collate_seconds=collate_s, draws=draws, opens=opens, steady=steady)
+
+
+def _longest_s(tried: int, each_s: float, cheap_s: float) -> float:
+    """How long to go on after so many samples, of so many seconds each."""
+    if tried < _TRIAL_SAMPLES:
+        return TRIAL_S
+    if each_s < cheap_s:
+        return 0.0
+    return _SOON_S if each_s > _NOT_CHEAP_S else _TELLING_S
 
 
 def _steady(maker: Maker, draws: frozenset[str], indices: list[int], each_s: float) -> bool:

@@ -290,7 +290,11 @@ def test_what_the_loop_makes_in_no_time_is_not_handed_over(
     """The samples tried took longer than those of the loop do: its own are what counts."""
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     inline = Plan(name="inline", reason="")
-    assert planner(COST, monkeypatch).larger(inline, 0.001) is None
+    plans = planner(COST, monkeypatch)
+    assert plans.larger(inline, 0.001) is None
+    beside = replace(inline, copied=True)
+    assert plans.larger(beside, 0.001) is not None, "the step is a device's, the cores are free"
+    assert plans.larger(beside, 0.0001) is None
 
 
 def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(

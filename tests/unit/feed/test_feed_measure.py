@@ -90,7 +90,10 @@ def test_cheap_samples_are_tried_for_longer_and_a_few_of_them_again() -> None:
     assert asked[1000:] == again, "whether they are the same"
     asked.clear()
     found = measure_module.measure(maker, 1000, clock=lambda: next(now) * 2e-3)
-    assert found is not None and found.samples == len(set(asked)) == 64, "0.15 s are over by then"
+    assert found is not None and found.samples == len(set(asked)) == 64, "0.05 s are over by then"
+    asked.clear()
+    found = measure_module.measure(maker, 1000, clock=lambda: next(now) * 2.4e-4)
+    assert found is not None and found.samples == len(set(asked)) == 105, "0.05 s"
 
 
 def test_of_samples_that_are_cheap_enough_no_more_is_asked() -> None:
