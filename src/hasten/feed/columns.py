@@ -28,6 +28,12 @@ class Column:
     rows: torch.Tensor
     copy: list[Any] | None = None
 
+    def unchanged(self, rows: list[int]) -> bool:
+        """Of a list, whether its numbers at these places are what they were."""
+        copy, source = self.copy, self.source
+        assert copy is not None
+        return len(source) == len(copy) and all(source[row] == copy[row] for row in rows)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
@@ -56,15 +62,20 @@ class Layout:
     shape: Any
     held: tuple[tuple[Callable[[], Any], Any], ...]
 
-    def holds(self) -> bool:
-        """All that was looked up is what it was; the numbers in lists too."""
+    def holds(self, quick: bool = False) -> bool:
+        """All that was looked up is what it was; unless `quick`, the numbers in lists too."""
         try:
             if not all(get() is value for get, value in self.held):
                 return False
         except (AttributeError, NameError, ValueError, LookupError):
             return False
-        lists = {id(p.column): p.column for p in parts_in(self.shape) if p.column.copy is not None}
-        return all(list(column.source) == column.copy for column in lists.values())
+        return quick or all(list(column.source) == column.copy for column in self.lists)
+
+    @property
+    def lists(self) -> list[Column]:
+        """The columns that are lists of numbers."""
+        found = {id(p.column): p.column for p in parts_in(self.shape) if p.column.copy is not None}
+        return list(found.values())
 
     @property
     def exact(self) -> bool:

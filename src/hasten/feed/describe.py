@@ -23,6 +23,12 @@ ON_HOST = (
 )
 
 
+NOTHING_IN_BATCH = (
+    "the sampler gave a batch without indices, of which PyTorch's default collate function makes "
+    "none: leave it out, or give a collate_fn that makes a batch of an empty list"
+)
+
+
 def describe(dataset: Any, index: Any) -> str:
     """Where the sample comes from (``cats/3.jpg``), as far as the data set can tell; else ''."""
     if type(dataset) is Subset:
@@ -92,6 +98,21 @@ def unknown_part(sample: Any, path: str = "") -> str:
         kind = "None" if sample is None else f"a {type(sample).__name__}"
         return f"{kind}{' at ' + path if path else ''}"
     return next(filter(None, (unknown_part(value, where) for where, value in parts)), "")
+
+
+def shape_of(sample: Any) -> str:
+    """A sample's structure in words: ``(float32 [3, 32, 32], int)``."""
+    if isinstance(sample, torch.Tensor) and sample.is_nested:
+        return f"nested {sample.dtype}"
+    if isinstance(sample, torch.Tensor):
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
+    if isinstance(sample, dict):
+        return "{" + ", ".join(f"{k!r}: {shape_of(v)}" for k, v in sample.items()) + "}"
+    if isinstance(sample, list | tuple):
+        return "(" + ", ".join(shape_of(v) for v in sample) + ")"
+    if hasattr(sample, "shape") and hasattr(sample, "dtype"):
+        return f"{sample.dtype} {list(sample.shape)}"
+    return type(sample).__name__
 
 
 def on_device(device: str) -> str:

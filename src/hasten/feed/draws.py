@@ -189,6 +189,9 @@ class LateOrder:
     def __len__(self) -> int:
         raise TypeError("not known before it is drawn")
 
+    def ended(self) -> None:
+        """See `Order`."""
+
     def state(self) -> dict[str, Any]:
         """See `Order`; the position is kept by `TakenOrder`."""
         return {}

@@ -24,7 +24,7 @@ from hasten.feed.jobs import Jobs
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.pool import DiedError, Pool
-from hasten.feed.sources import Gather, Item
+from hasten.feed.sources import Gather, Item, as_rows
 from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, fork_is_there
 
@@ -137,6 +137,8 @@ class TableAhead:
         """See `Sought`."""
         if not identical(self._foreseen.pop(number), wanted):
             return None, "its sampler draws between the loop's own draws"
+        if not self._table.holds_for(as_rows(wanted, self._table.rows)):
+            return None, "the loop changes the data set between batches"
         if self._table.versions() != self._mark:
             return None, "the loop writes to the data set between batches"
         return batch, ""

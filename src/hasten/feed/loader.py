@@ -26,6 +26,7 @@ from hasten.feed.position import (
     Cursor,
     Skips,
     checked,
+    counted_by,
     described,
     tell_of_length,
     whole_epoch,
@@ -295,6 +296,8 @@ class Loader(Attributes):
         anew = epoch != self._epoch
         if anew:
             self._first = 0
+            if self._order is not None:
+                self._order.ended()
         self._epoch = epoch
         self._cursor = Cursor(epoch, self._first)
         if isinstance(self._order, TakenOrder):
@@ -303,10 +306,13 @@ class Loader(Attributes):
     def state_dict(self) -> dict[str, Any]:
         """The position: {"epoch", "batch", "seed"}, batch = batches given in this epoch so far.
 
+        Within an epoch also what that number goes by: "batch_size", and of a stream its "workers".
         With a generator of the user's, "generator" holds its state at the start of the epoch.
         """
         cursor = self._cursor
         state = {"epoch": cursor.epoch, "batch": cursor.batch, "seed": self.seed}
+        if cursor.batch:
+            state.update(counted_by(self._options))
         if self._order is not None:
             state.update(self._order.state())
         return state
@@ -320,7 +326,7 @@ class Loader(Attributes):
             UsageError: it is no position of this Loader: it belongs to another seed, or to
                 another data set.
         """
-        epoch, batch = checked(state, self.seed)
+        epoch, batch = checked(state, self._options)
         if self._order is not None:
             self._order.load_state({**state, "epoch": epoch, "batch": batch})
         self._epoch, self._first = epoch, batch
@@ -360,6 +366,8 @@ class Loader(Attributes):
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
                 self._cursor = Cursor(self._epoch, 0)
+                if self._order is not None:
+                    self._order.ended()
         finally:
             items.close()
 

@@ -75,6 +75,9 @@ class Order(Protocol):
 
     def __len__(self) -> int: ...
 
+    def ended(self) -> None:
+        """The epoch under way is over, or given up: the next begins with what is there then."""
+
     def state(self) -> dict[str, Any]:
         """What is needed beside seed, epoch and batch to come to the same place."""
 
@@ -123,6 +126,9 @@ class OwnOrder:
     def __len__(self) -> int:
         full, rest = divmod(len(self._dataset), self.batch_size)
         return full + (1 if rest and not self._drop_last else 0)
+
+    def ended(self) -> None:
+        """See `Order`."""
 
     def state(self) -> dict[str, Any]:
         """See `Order`."""
@@ -238,9 +244,19 @@ class GivenOrder:
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
+    def ended(self) -> None:
+        """See `Order`."""
+        self._at_start = None
+
     def state(self) -> dict[str, Any]:
         """See `Order`."""
-        return {} if self._at_start is None else {"generator": self._at_start}
+        generator = self._generator
+        if generator is None:
+            return {}
+        for state in (self._to_restore, self._at_start):
+            if state is not None:
+                return {"generator": state}
+        return {"generator": generator.get_state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See `Order`."""

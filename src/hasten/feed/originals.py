@@ -8,6 +8,7 @@ from typing import Any
 from hasten.errors import DataError
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Watched
 from hasten.feed.draws import Draws
+from hasten.feed.iteration import Epoch
 from hasten.feed.jobs import Jobs, raise_failure
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
@@ -16,7 +17,7 @@ from hasten.feed.position import check_reached
 from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Made
 from hasten.feed.sources import Item, Report
-from hasten.feed.taken import Epoch, TakenOrder
+from hasten.feed.taken import TakenOrder
 from hasten.feed.work import Beginning, StreamWork
 from hasten.feed.workers import start_pool
 

@@ -14,11 +14,11 @@ from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven
 from hasten.feed.draws import Draws
 from hasten.feed.inside import bulky, inside
+from hasten.feed.iteration import Epoch
 from hasten.feed.jobs import raise_failure
 from hasten.feed.originals import Running, begun
 from hasten.feed.samples import Made
 from hasten.feed.sources import Report
-from hasten.feed.taken import Epoch
 from hasten.feed.work import Beginning
 
 

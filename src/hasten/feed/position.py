@@ -15,6 +15,7 @@ from hasten.feed.options import Options
 _log = logging.getLogger("hasten.feed")
 
 _SKIPPED_KEPT = 1000
+_AS = {"batch_size": "batch_size", "workers": "num_workers"}  # the names of the options
 
 
 class Skips:
@@ -50,12 +51,25 @@ def whole_epoch(epoch: Any) -> int:
     return int(epoch)
 
 
-def checked(state: Any, seed: int) -> tuple[int, int]:
+def counted_by(options: Options) -> dict[str, int]:
+    """What the number of a batch within an epoch goes by, beside the order."""
+    found = {}
+    if options.batch_sampler is None and options.batch_size is not None:
+        found["batch_size"] = options.batch_size
+    if options.iterable:
+        workers = options.num_workers
+        found["workers"] = 1 if workers == "auto" else max(1, workers)
+    return found
+
+
+def checked(state: Any, options: Options) -> tuple[int, int]:
     """(epoch, batch) of a position that `Loader.state_dict` gave.
 
     Raises:
-        UsageError: it is no such position, or belongs to another seed.
+        UsageError: it is no such position, or belongs to another seed; or it is one within an
+            epoch of other batches.
     """
+    seed = options.seed
     known = isinstance(state, Mapping) and {"epoch", "batch", "seed"} <= set(state)
     if not known or any(not _count(state[name]) for name in ("epoch", "batch", "seed")):
         shown = {k: state[k] for k in list(state)[:6]} if isinstance(state, Mapping) else state
@@ -68,6 +82,14 @@ def checked(state: Any, seed: int) -> tuple[int, int]:
             f"the position was saved with seed {state['seed']}, this Loader has seed "
             f"{seed}: its order is another; give seed={state['seed']}"
         )
+    if state["batch"]:
+        for name, here in counted_by(options).items():
+            if state.get(name, here) != here:
+                raise UsageError(
+                    f"the position is batch {state['batch']:,} of an epoch with {name}="
+                    f"{state[name]}, and this Loader has {here}, which makes other batches: go on "
+                    f"with {_AS[name]}={state[name]}, or begin the epoch anew"
+                )
     return int(state["epoch"]), int(state["batch"])
 
 

@@ -98,6 +98,10 @@ class Relay:
     def __len__(self) -> int:
         return len(self.order)
 
+    def ended(self) -> None:
+        """See `Order`."""
+        self.order.ended()
+
     def state(self) -> dict[str, Any]:
         """See `Order`."""
         return self.order.state()

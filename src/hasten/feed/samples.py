@@ -24,9 +24,11 @@ from torch.utils.data._utils import worker as torch_worker
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.describe import (
+    NOTHING_IN_BATCH,
     describe,
     device_tensor,
     on_device,
+    shape_of,
     text_of,
     transform_of,
     unknown_part,
@@ -345,18 +347,20 @@ class Maker:
                 f"collate_fn {name} raised {type(error).__name__}: {text_of(error)} "
                 f"on the samples {short(indices)}"
             )
+        if not len(samples):
+            return NOTHING_IN_BATCH
         for index, sample in zip(indices, samples, strict=False):
             if sample is None:
                 return (
                     f"the data set gave None for sample {index!r}; return a sample, or raise to "
                     'have it skipped with on_error="skip"'
                 )
-        first = _shape(samples[0])
+        first = shape_of(samples[0])
         for index, sample in zip(indices, samples, strict=False):
-            if _shape(sample) != first:
+            if shape_of(sample) != first:
                 return (
                     f"the samples of a batch differ: sample {indices[0]!r} is {first}, sample "
-                    f"{index!r} is {_shape(sample)}; bring them to one shape, or give a "
+                    f"{index!r} is {shape_of(sample)}; bring them to one shape, or give a "
                     "collate_fn that pads them"
                 )
         unknown = unknown_part(samples[0])
@@ -395,18 +399,3 @@ def short(indices: Sequence[Any]) -> str:
     """The first few indices of a batch, for a message."""
     text = ", ".join(repr(index) for index in indices[:4])
     return f"{text}, … ({len(indices)})" if len(indices) > 4 else text
-
-
-def _shape(sample: Any) -> str:
-    """A sample's structure in words: ``(float32 [3, 32, 32], int)``."""
-    if isinstance(sample, torch.Tensor) and sample.is_nested:
-        return f"nested {sample.dtype}"
-    if isinstance(sample, torch.Tensor):
-        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
-    if isinstance(sample, dict):
-        return "{" + ", ".join(f"{k!r}: {_shape(v)}" for k, v in sample.items()) + "}"
-    if isinstance(sample, list | tuple):
-        return "(" + ", ".join(_shape(v) for v in sample) + ")"
-    if hasattr(sample, "shape") and hasattr(sample, "dtype"):
-        return f"{sample.dtype} {list(sample.shape)}"
-    return type(sample).__name__

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate, default_convert
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.compare import identical
+from hasten.feed.describe import NOTHING_IN_BATCH
 from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
 from hasten.feed.position import check_reached
@@ -110,7 +111,7 @@ class Gather:
         if _own(self._order) is not None:
             return self._order.batches(epoch, first)
         rows = self._table.rows
-        return (_as_rows(indices, rows) for indices in self._order.batches(epoch, first))
+        return (as_rows(indices, rows) for indices in self._order.batches(epoch, first))
 
     def _large(self, numbered: Iterator[tuple[int, Indices]]) -> Generator[Item, None, None]:
         """Large batches: by several threads, and by one for a while after they had to wait.
@@ -170,7 +171,7 @@ class OnDevice:
                 yield number, take(own.shard.part(on_device[part])), indices
             return
         for indices in self._order.batches(epoch, first):
-            rows = _as_rows(indices, self._table.rows)
+            rows = as_rows(indices, self._table.rows)
             yield number, take(torch.from_numpy(rows).to(self._device)), rows
             number += 1
 
@@ -290,10 +291,12 @@ def _own(order: Order) -> OwnOrder | None:
     return order.own if isinstance(order, Relay) else None
 
 
-def _as_rows(indices: Any, rows: int) -> Indices:
+def as_rows(indices: Any, rows: int) -> Indices:
     """What a sampler gave, as row numbers; negative ones count from the end, as in the tensors."""
     found = np.asarray(indices)
-    if found.size and found.dtype.kind not in "iu":
+    if not found.size:
+        raise DataError(NOTHING_IN_BATCH)
+    if found.dtype.kind not in "iu":
         raise DataError(
             f"the sampler gave {indices!r}, where whole numbers below {rows} were expected: the "
             "data set is tensors, which those alone can index"
@@ -301,6 +304,6 @@ def _as_rows(indices: Any, rows: int) -> Indices:
     found = found.astype(np.int64, copy=False)
     if found.ndim != 1:
         raise DataError(f"the sampler gave {indices!r}, where a list of indices was expected")
-    if len(found) and not (-rows <= found.min() and found.max() < rows):
+    if not (-rows <= found.min() and found.max() < rows):
         raise DataError(f"the sampler gave an index beyond the {rows} samples: {indices!r}")
     return np.where(found < 0, found + rows, found)

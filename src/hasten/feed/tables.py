@@ -29,6 +29,10 @@ _TRIALS = 3
 _TRIAL_ROWS = 8
 
 
+Holds = Callable[[bool], bool]
+"""Whether a data set is made of what it was made of; `True` asks not to look through lists."""
+
+
 class Table:
     """Columns in one or several parts, and the order of their rows.
 
@@ -44,22 +48,36 @@ class Table:
         order: Indices | None = None,
         *,
         layout: Layout | None = None,
-        holds: Callable[[], bool] = lambda: True,
+        holds: Holds = lambda quick: True,
     ) -> None:
         """Columns [N, …] of each part.
 
         Args:
             order: int64 [rows], row numbers over all parts one after the other; None for all.
-            holds: whether the data set is still made of these tensors, in this order.
+            holds: see `holds`.
         """
         self.layout = layout
-        self.holds = holds
+        self._holds = holds
         self._parts = parts
         self._order = order
         self._arrays = [[array(c) if c.is_contiguous() else None for c in part] for part in parts]
         self._starts = np.cumsum([0] + [len(part[0]) for part in parts])
         self.rows = int(self._starts[-1]) if order is None else len(order)
         self.row_bytes = sum(t[:1].numel() * t.element_size() for t in parts[0])
+
+    def holds(self) -> bool:
+        """Whether the data set is still made of these tensors and lists, in this order."""
+        return self._holds(False)
+
+    def holds_for(self, indices: Indices) -> bool:
+        """Whether it is, as far as these samples go and without a look at the whole of a list."""
+        lists = [] if self.layout is None else self.layout.lists
+        if lists and not self.one_part:
+            return self.holds()
+        if not self._holds(True):
+            return False
+        rows = indices if self._order is None else self._order[indices]
+        return not lists or all(column.unchanged(rows.tolist()) for column in lists)
 
     @property
     def tensor_bytes(self) -> int:
@@ -118,9 +136,15 @@ class Table:
         index = torch.from_numpy(indices if self._order is None else self._order[indices])
         return [column.index_select(0, index) for column in self._parts[0]]
 
-    def versions(self) -> list[tuple[int, int]]:
-        """Where the tensors are and how often they were written to: changes when they change."""
-        return [(t.data_ptr(), t._version) for part in self._parts for t in part]
+    def versions(self, *, shared: bool = True) -> list[tuple[int, int]]:
+        """Where the tensors are and how often they were written to: changes when they change.
+
+        Args:
+            shared: also of those in memory that processes share.
+        """
+        every = [t for part in self._parts for t in part]
+        found = [t for t in every if shared or not t.is_shared()]  # type: ignore[no-untyped-call]
+        return [(t.data_ptr(), t._version) for t in found]
 
     def on(self, device: torch.device) -> Resident:
         """A copy of the used rows on a device."""
@@ -219,10 +243,10 @@ class _Found:
     parts: list[list[torch.Tensor]]
     order: Indices | None = None
     layout: Layout | None = None
-    holds: list[Callable[[], bool]] = field(default_factory=list)
+    holds: list[Holds] = field(default_factory=list)
 
-    def hold(self) -> bool:
-        return all(holds() for holds in self.holds)
+    def hold(self, quick: bool) -> bool:
+        return all(holds(quick) for holds in self.holds)
 
     @property
     def count(self) -> int:
@@ -232,7 +256,7 @@ class _Found:
 def _flatten(dataset: Any) -> _Found | None:
     if type(dataset) is TensorDataset:
         tensors = dataset.tensors
-        return _Found([list(tensors)], holds=[lambda: dataset.tensors is tensors])
+        return _Found([list(tensors)], holds=[lambda _: dataset.tensors is tensors])
     if type(dataset) is Subset:
         return _subset(dataset)
     if type(dataset) is ConcatDataset:
@@ -246,7 +270,7 @@ def _flatten(dataset: Any) -> _Found | None:
     count = len(dataset)
     if any(len(column) != count for column in columns):
         return None  # an index that counts from the end would be another one
-    return _Found([columns], layout=layout, holds=[layout.holds, lambda: len(dataset) == count])
+    return _Found([columns], layout=layout, holds=[layout.holds, lambda _: len(dataset) == count])
 
 
 def _subset(dataset: Subset[Any]) -> _Found | None:
@@ -261,10 +285,12 @@ def _subset(dataset: Subset[Any]) -> _Found | None:
     order = rows if below.order is None else below.order[rows]
     kept = list(given) if isinstance(given, list) else indices.copy()
 
-    def same() -> bool:
+    def same(quick: bool) -> bool:
         now = dataset.indices
         if now is not given or dataset.dataset is not inner:
             return False
+        if quick:
+            return True
         return now == kept if isinstance(now, list) else bool(np.array_equal(np.asarray(now), kept))
 
     return _Found(below.parts, order, below.layout, [*below.holds, same])
@@ -273,8 +299,8 @@ def _subset(dataset: Subset[Any]) -> _Found | None:
 def _concatenated(dataset: ConcatDataset[Any]) -> _Found | None:
     children = list(dataset.datasets)
     found = list(map(_flatten, children))
-    holds: list[Callable[[], bool]] = [
-        lambda: (
+    holds: list[Holds] = [
+        lambda _: (
             len(dataset.datasets) == len(children)
             and all(now is was for now, was in zip(dataset.datasets, children, strict=True))
         )
@@ -312,7 +338,7 @@ def _stacked(dataset: StackDataset[Any]) -> _Found | None:
         for child, bare in zip(whole, map(_is_tensor, children), strict=True)
     ]
 
-    def same() -> bool:
+    def same(_: bool) -> bool:
         now = list(given.values() if isinstance(given, dict) else given)
         same_ones = len(now) == len(children) and all(map(operator.is_, now, children))
         return dataset.datasets is given and same_ones

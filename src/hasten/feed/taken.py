@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,11 +14,23 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 from hasten.errors import UsageError
 from hasten.feed import randomness
 from hasten.feed.draws import Drawn, Draws, Foreseen, LateOrder
+from hasten.feed.inside import Inside, inside
+from hasten.feed.iteration import Epoch, back, kept
 from hasten.feed.options import Options
 from hasten.feed.order import Shard
 from hasten.feed.position import check_reached
 
+_log = logging.getLogger("hasten.feed")
+
 _KEY = "dataloader"
+_CHANGED = (
+    "the data set had changed when samples were made (a generator, a counter or a cache of its "
+    "own): unless it is brought there again, the batches may be others"
+)
+_LASTED = (
+    "what a stream's persistent workers give follows from the epochs before: they begin anew, as "
+    "those of a DataLoader would"
+)
 
 
 def options_of(loader: Any, *, plan: str, on_error: Any, device_transform: Any) -> Options:
@@ -78,39 +90,6 @@ def left_as_it_is(loader: Any) -> str:
     return ""
 
 
-@dataclass
-class Epoch:
-    """An iteration of a DataLoader that was taken over.
-
-    Attributes:
-        start: the states of the generators as it began, and whether the workers of the epoch
-            before went on.
-        seen: of the indices given, where others may be given next time.
-        base: of the seeds of its workers.
-        after: of each worker that has drawn, its generators after the last batch given.
-    """
-
-    start: dict[str, Any]
-    seen: Any
-    base: int = 0
-    after: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-    def note(self, indices: Any) -> None:
-        """A batch of these indices was given: kept in mind where they may be others next time."""
-        if self.seen is not None:
-            self.seen.update(repr(indices).encode())
-
-    @property
-    def digest(self) -> str:
-        """Of all that was noted."""
-        return "" if self.seen is None else self.seen.hexdigest()
-
-    @property
-    def workers(self) -> dict[str, Any]:
-        """Where the workers are, for a checkpoint."""
-        return {"base": self.base, "after": _kept(self.after)}
-
-
 class TakenOrder(LateOrder):
     """The order of a DataLoader, as its samplers draw it, and the position in an epoch.
 
@@ -129,6 +108,7 @@ class TakenOrder(LateOrder):
         self._own = self._drawn.generators()
         self._latest: Epoch | None = None
         self._ended = True
+        self._held_first: Inside = None
         self._resume: dict[str, Any] | None = None
         self._lasts = bool(loader.persistent_workers)
         self._told = self._drawn.known or isinstance(loader.dataset, IterableDataset)
@@ -190,6 +170,9 @@ class TakenOrder(LateOrder):
             UsageError: the epoch's position was not loaded.
         """
         resume, self._resume = self._resume, None
+        if resume is not None:
+            packed = [name for name in ("global", "after") if name in resume]
+            resume = resume | {name: back(resume[name]) for name in packed}
         begun = resume is not None and "global" in resume
         if first and not begun:
             raise UsageError("a position within an epoch comes from state_dict()")
@@ -209,12 +192,27 @@ class TakenOrder(LateOrder):
         epoch = Epoch(start, None if self._told else hashlib.blake2b(digest_size=16))
         if again and latest is not None:
             epoch.base, epoch.after = latest.base, dict(latest.after)
+        if self._latest is None:
+            self._held_first = self._held()
         self._latest, self._ended = epoch, False
         try:
             yield epoch, resume if begun or again else None
         finally:
             if outside is not None:
                 randomness.restore(outside)
+
+    def _held(self) -> Inside:
+        loader = self.original
+        return None if loader.num_workers else inside(loader.dataset, loader.collate_fn)
+
+    def _lost(self) -> str:
+        """What a position does not bring back, in words; '' where it brings all."""
+        if not self.original.num_workers:
+            held = self._held_first
+            return _CHANGED if held is not None and held != self._held() else ""
+        if not self._lasts or not self._ended:
+            return ""
+        return _LASTED if isinstance(self.original.dataset, IterableDataset) else self.refuses
 
     def _skipped(self, draws: Draws) -> Any:
         if not self._drawn.twice:
@@ -241,25 +239,34 @@ class TakenOrder(LateOrder):
     def end(self, epoch: Epoch) -> None:
         """The epoch was given to its end."""
         if self._latest is epoch:
-            self._ended = True
+            self.ended()
+
+    def ended(self) -> None:
+        """See `Order`."""
+        self._ended = True
 
     def state(self) -> dict[str, Any]:
         """See `Order`."""
+        if self._resume is not None:
+            return {_KEY: self._resume}
         latest = self._latest
         if self._ended or latest is None:
             own = [generator.get_state() for generator in self._own]
             stream = isinstance(self.original.dataset, IterableDataset)
             goes_on = latest is not None and self._lasts and not stream
             workers = latest.workers if goes_on and latest is not None else {}
-            return {_KEY: {"own": own, "refuses": "", "again": goes_on, **workers}}
+            rest = {"workers": self.original.num_workers, "lost": self._lost()}
+            return {_KEY: {"own": own, "refuses": "", "again": goes_on, **rest, **workers}}
         if self.refuses:
             return {_KEY: {"refuses": self.refuses}}
         return {
             _KEY: {
                 **latest.start,
-                "global": _kept(latest.start["global"]),
+                "global": kept(latest.start["global"]),
                 **latest.workers,
+                "workers": self.original.num_workers,
                 "digest": latest.digest,
+                "lost": self._lost(),
                 "refuses": "",
             }
         }
@@ -283,8 +290,18 @@ class TakenOrder(LateOrder):
         if resume["refuses"]:
             self._resume = None
             return
-        states = {name: _back(resume[name]) for name in ("global", "after") if name in resume}
-        self._resume = {**resume, **states}
+        workers = self.original.num_workers
+        if ("global" in resume or resume.get("again")) and resume.get(
+            "workers", workers
+        ) != workers:
+            raise UsageError(
+                f"the position was saved with num_workers={resume['workers']} of the DataLoader, "
+                f"and this one has {workers}: what is drawn depends on it. Go on with "
+                f"num_workers={resume['workers']}, or begin the epoch anew"
+            )
+        if resume.get("lost"):
+            _log.warning("a position is gone on with, and not all is as it was: %s", resume["lost"])
+        self._resume = dict(resume)
 
     def set_epoch(self, epoch: int, *, anew: bool) -> None:
         """Tell the samplers that want to know. `anew`: no position within an epoch is kept."""
@@ -295,71 +312,6 @@ class TakenOrder(LateOrder):
             tell = getattr(sampler, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
-
-
-class Direct(LateOrder):
-    """Of a DataLoader without workers: drawn when it is asked for."""
-
-    def __init__(self, draws: Draws, epoch: Epoch, wanted: Any = None) -> None:
-        self._draws = draws
-        self._epoch = epoch
-        self._wanted = wanted  # drawn already
-
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """See `Order`."""
-        if self._wanted is not None:
-            self._epoch.note(self._wanted)
-            yield self._wanted
-        for indices in _rest(self._draws):
-            self._epoch.note(indices)
-            yield indices
-
-
-class Known(LateOrder):
-    """Of a DataLoader with workers: as far as it is drawn."""
-
-    def __init__(self, draws: Draws) -> None:
-        self._draws = draws
-
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """See `Order`."""
-        while self._draws.known:
-            yield self._draws.known.popleft()
-
-
-class Now(LateOrder):
-    """That of the epoch which begins now: for what lasts over epochs."""
-
-    order: LateOrder
-
-    def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """See `Order`."""
-        return self.order.batches(epoch, first)
-
-
-def _rest(draws: Draws) -> Iterator[Any]:
-    while True:
-        try:
-            indices = next(draws)
-        except StopIteration:
-            return
-        yield indices
-
-
-def _kept(value: Any) -> Any:
-    """Packed states for a checkpoint, which takes tensors and no bytes."""
-    if isinstance(value, dict):
-        return {key: _kept(part) for key, part in value.items()}
-    if isinstance(value, bytes):
-        return torch.frombuffer(bytearray(value), dtype=torch.uint8)
-    return value
-
-
-def _back(value: Any) -> Any:
-    """What `_kept` was given."""
-    if isinstance(value, dict):
-        return {key: _back(part) for key, part in value.items()}
-    return bytes(value.cpu().numpy()) if isinstance(value, torch.Tensor) else value
 
 
 def fork_is_there() -> bool:

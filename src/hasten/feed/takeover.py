@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hasten.feed.choose import Planner
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.foresight import MadeAhead, Sought, TableAhead, tried
+from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
 from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun, plan_of
 from hasten.feed.place import Ahead
@@ -26,7 +27,7 @@ from hasten.feed.plan import Plan
 from hasten.feed.played import Virtual
 from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
-from hasten.feed.taken import Direct, Epoch, Known, Now, TakenOrder, left_as_it_is
+from hasten.feed.taken import TakenOrder, left_as_it_is
 
 _log = logging.getLogger("hasten.feed")
 
@@ -53,6 +54,8 @@ class TakenFeeds:
         self._sources: dict[Device, Any] = {}
         self._changes: list[tuple[Plan, Plan]] = []
         self._now = Now()
+        self._written: Any = None  # of a table, the state that workers would have
+        self._kept_apart = False  # for good: persistent ones would see nothing of later changes
 
     def plan(self, device: Device) -> Plan:
         """See `Feeds.plan`."""
@@ -76,6 +79,10 @@ class TakenFeeds:
 
     def items(self, device: Device, ahead: Ahead | None, epoch: int, first: int) -> Items:
         """See `Feeds.items`."""
+        if self._table is not None and not self._kept_apart and not self._table.holds():
+            _log.info("feed: the data set's tensors, or what it does to them, are others now")
+            self.close()
+            self._table = None
         # Drawn from now on, not when the first batch is asked for: so does iter(loader).
         plan, order = self.plan(device), self._order
         if self._left:
@@ -128,12 +135,20 @@ class TakenFeeds:
         first: int,
     ) -> Items:
         """Without workers: each batch is made when the loop asks for it."""
-        drawn = Direct(draws, now)
-        if plan.name in ("gather", "resident"):
-            host = self._of_table(plan, device, drawn).batches(0, first)
-        else:
-            host = self._inline(drawn.batches(0, first), first)
+        if plan.name not in ("gather", "resident"):
+            host = self._inline(Direct(draws, now).batches(0, first), first)
+            yield from self._placed(host, plan, ahead, device, epoch)
+            self._order.end(now)
+            return
+        assert self._table is not None
+        heeded = Heeded(Direct(draws, now), self._table, copied=plan.name == "resident")
+        host = self._of_table(plan, device, heeded).batches(0, first)
         yield from self._placed(host, plan, ahead, device, epoch)
+        if heeded.left is not None:
+            inline = self._change(device, plan, "the loop changes the data set between batches")
+            rest = chain([heeded.left], Direct(draws, now).batches(0, 0))
+            made = self._inline(rest, first + heeded.given)
+            yield from self._placed(made, inline, ahead, device, epoch)
         self._order.end(now)
 
     def _inline(self, indices: Iterator[Any], first: int) -> Items:
@@ -204,7 +219,7 @@ class TakenFeeds:
         rest = self._inline(Direct(draws, now, wanted).batches(0, number), number)
         yield from self._placed(rest, replace(plain, ahead_batches=0), ahead, device, 0)
 
-    def _change(self, device: Device, plan: Plan, trouble: str) -> None:
+    def _change(self, device: Device, plan: Plan, trouble: str) -> Plan:
         _log.info("feed: inline from here on: %s", trouble)
         now = replace(
             plan,
@@ -213,18 +228,26 @@ class TakenFeeds:
             workers=0,
             prefetch_batches=0,
             ahead_batches=0,
+            copied=plan.copied or plan.name == "resident",
             blocked="a batch is made when the loop asks for it, to keep the results",
         )
         if self._plans.get(device) == plan:
             self._plans[device] = now
             self._changes.append((plan, now))
+        return now
 
     def _running(self, draws: Draws, now: Epoch, plan: Plan, device: Device, first: int) -> Running:
         if plan.name not in ("gather", "resident"):
             found: Running = self._source(plan, device).run(draws, now, first)
             return found
+        table = self._table
+        assert table is not None
+        if not self._kept_apart:
+            self._written = table.versions(shared=False)
+            self._kept_apart = self.original.persistent_workers
         running = Running(draws, now, first)
-        running.items = self._of_table(plan, device, Known(draws)).batches(0, first)
+        items = self._of_table(plan, device, Known(draws)).batches(0, first)
+        running.items = unwritten(items, table, self._written, self.original.num_workers)
         return running
 
     def _of_workers(

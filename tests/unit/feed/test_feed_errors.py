@@ -250,6 +250,20 @@ def test_plans_that_the_data_set_does_not_allow() -> None:
         list(Loader(kinds.Plain(), plan="gather"))
 
 
+@pytest.mark.parametrize("plan", ["gather", "inline", "threads", "processes"])
+def test_a_batch_without_indices(plan: str) -> None:
+    dataset: Any = DATA if plan == "gather" else kinds.Plain(6)
+    batches = [[1], [], [2]]
+    with (
+        Loader(dataset, batch_sampler=batches, plan=plan) as loader,
+        pytest.raises(DataError, match="the sampler gave a batch without indices"),
+    ):
+        list(loader)
+    if plan != "gather":  # one's own function may make something of it
+        with Loader(dataset, batch_sampler=batches, plan=plan, collate_fn=len) as loader:
+            assert list(loader) == [1, 0, 1]
+
+
 @pytest.mark.parametrize("sampler", [[5, 6], [-7]])
 def test_indices_beyond_the_data_set(sampler: list[int]) -> None:
     with pytest.raises(DataError, match="beyond the 6 samples"):

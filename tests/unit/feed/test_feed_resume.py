@@ -80,7 +80,7 @@ def test_the_position_counts_what_the_loop_has_had() -> None:
     batches = iter(loader)
     assert loader.state_dict() == {"epoch": 0, "batch": 0, "seed": 0}
     next(batches)
-    assert loader.state_dict() == {"epoch": 0, "batch": 1, "seed": 0}
+    assert loader.state_dict() == {"epoch": 0, "batch": 1, "seed": 0, "batch_size": 4}
     list(batches)
     assert loader.state_dict() == {"epoch": 1, "batch": 0, "seed": 0}
     assert loader.to("cpu").state_dict() == loader.state_dict()
@@ -228,3 +228,63 @@ def test_length() -> None:
     assert [len(Loader(kinds.Stream(), 4)), len(Loader(kinds.Stream(), None))] == [6, 23]
     assert len(Loader(data, 4).to("cpu")) == 6
     assert len(Loader(data, batch_sampler=[[1], [2, 3]])) == 2
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": "weighted"}])
+def test_an_order_from_a_generator_goes_on_from_any_place_of_a_run(options: dict[str, Any]) -> None:
+    """Also where an epoch begins: there the generator is not where the last one began."""
+
+    def make() -> Loader:
+        generator = torch.Generator().manual_seed(5)
+        given = dict(options)
+        if "sampler" in given:
+            given["sampler"] = WeightedRandomSampler([1.0] * 23, 20, generator=generator)
+            generator = None
+        return Loader(kinds.Plain(), 4, plan="inline", generator=generator, **given)
+
+    loader, seen = make(), []
+    for _ in range(3):
+        seen.append((loader.state_dict(), None))
+        for batch in loader:
+            seen.append((loader.state_dict(), batch[1].tolist()))
+    for place in (0, 1, 6, 7, 8, 13, 14):
+        state, other = seen[place][0], make()
+        other.load_state_dict(state)
+        assert str(other.state_dict()) == str(state)  # before it is gone on with
+        rest = [b[1].tolist() for _ in range(3 - state["epoch"]) for b in other]
+        assert rest == [batch for _, batch in seen[place + 1 :] if batch is not None]
+
+
+def test_of_an_epoch_that_is_named_a_position_has_no_generator_of_the_one_that_was_left() -> None:
+    loader = Loader(
+        kinds.Plain(), 4, True, plan="inline", generator=torch.Generator().manual_seed(5)
+    )
+    next(iter(loader))
+    loader.set_epoch(4)
+    state = loader.state_dict()
+    wanted = list(loader)
+    other = Loader(kinds.Plain(), 4, True, plan="inline", generator=torch.Generator())
+    other.load_state_dict(state)
+    assert same(list(other), wanted)
+
+
+def test_a_position_within_an_epoch_of_other_batches_is_refused() -> None:
+    loader = Loader(kinds.Plain(), 4, True)
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(UsageError, match=r"batch 1 of an epoch with batch_size=4.* has 8"):
+        Loader(kinds.Plain(), 8, True).load_state_dict(state)
+    list(loader)
+    Loader(kinds.Plain(), 8, True).load_state_dict(loader.state_dict())  # where an epoch begins
+
+
+@pytest.mark.parametrize("workers", [(2, 3), (2, 0), ("auto", 2)])
+def test_a_position_in_a_stream_read_by_other_workers_is_refused(workers: Any) -> None:
+    before, after = workers
+    with Loader(kinds.Stream(), 4, num_workers=before) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        state = loader.state_dict()
+        del batches
+    with pytest.raises(UsageError, match=r"go on with num_workers="):
+        Loader(kinds.Stream(), 4, num_workers=after).load_state_dict(state)

@@ -422,10 +422,44 @@ def test_what_is_made_ahead_by_how_many(
     plan: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(foresight, "usable_cores", lambda: cores)
+    monkeypatch.setattr(foresight.runtime, "cores", lambda: cores)
     options = Loader.from_dataloader(DataLoader(range(samples), 8))._options  # type: ignore[arg-type]
     found = Tried(batch_s, busy, 100, frozenset(), changed=False, unseen=False)
     assert str(foresight._judged(found, options, 8)) == plan
+
+
+class Importing(Still):
+    """Its first sample takes long."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.waited:
+            time.sleep(0.6)
+            self.waited = True
+        return super().__getitem__(index)
+
+
+def test_a_first_sample_that_takes_long_is_not_taken_for_all() -> None:
+    plan = Loader.from_dataloader(DataLoader(Importing(), 4)).plan
+    assert plan.name == "inline"
+    assert "changes when it is asked" in plan.reason
+    plan = Loader.from_dataloader(DataLoader(Still(), 4, collate_fn=Slowly())).plan
+    assert "too cheap to hand over" in plan.reason
+
+
+class Slowly:
+    """A collate function that imports what it needs when it is first called."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        if not _imported:
+            time.sleep(0.6)
+            _imported.append(True)
+        return len(samples)
+
+
+_imported: list[bool] = []
 
 
 def test_slow_samples_that_draw_are_not() -> None:

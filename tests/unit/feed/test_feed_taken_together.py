@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from feed_datasets import same
-from test_feed_taken import Curriculum, _generator, _make, _seed, _states
+from test_feed_taken import Curriculum, Parts, _generator, _make, _seed, _states
 from torch.utils.data import DataLoader
 
+from hasten.errors import UsageError
 from hasten.feed import Loader, randomness
 
 PLANS = ["auto", "inline", "processes"]
@@ -136,3 +137,52 @@ def test_a_run_goes_on_to_its_end_from_any_place(kind: str, plan: str) -> None:
         rest = [batch for batch in rest if batch is not None]
         expected = [batch for batch, _, _ in whole[place + 1 :] if batch is not None]
         assert same(rest, expected), f"from {place}"
+
+
+def test_a_position_of_other_workers_is_refused() -> None:
+    with Loader.from_dataloader(RUNS["workers"]()) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for workers in (0, 1):
+        other = Loader.from_dataloader(_make("transforms", "shuffled", num_workers=workers))
+        with pytest.raises(UsageError, match=r"saved with num_workers=2 .* this one has"):
+            other.load_state_dict(state)
+
+
+def test_a_position_that_was_loaded_is_the_position() -> None:
+    loader = Loader.from_dataloader(RUNS["none"]())
+    next(iter(loader))
+    state = loader.state_dict()
+    other = Loader.from_dataloader(RUNS["none"]())
+    other.load_state_dict(state)
+    assert same(other.state_dict(), state)
+
+
+@pytest.mark.parametrize(
+    ("make", "lost"),
+    [
+        (lambda: _make("own generator", "shuffled"), "a generator, a counter or a cache"),
+        (
+            lambda: _make(
+                "own generator", "shuffled", num_workers=1, persistent_workers=True, batch_size=9
+            ),
+            "changes in its workers",
+        ),
+        (
+            lambda: DataLoader(Parts(), 4, num_workers=1, persistent_workers=True),
+            "persistent workers give follows from the epochs before",
+        ),
+        (lambda: _make("transforms", "shuffled"), ""),
+        (lambda: _make("table", "shuffled"), ""),
+    ],
+)
+def test_what_a_position_does_not_bring_back_is_told(
+    make: Any, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _seed()
+    with Loader.from_dataloader(make()) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with Loader.from_dataloader(make()) as loader:
+        loader.load_state_dict(state)
+    assert [lost in message for message in caplog.messages] == ([True] if lost else [])

@@ -1,0 +1,130 @@
+"""A DataLoader of whole tensors taken over, whose data set the loop changes: as it would see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from feed_datasets import same
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+import hasten
+from hasten.errors import DataError
+from hasten.feed import Loader
+
+
+class Held(Dataset):
+    """Tensors or lists in attributes."""
+
+    def __init__(self, labels: Any) -> None:
+        self.data = torch.arange(46.0).reshape(23, 2)
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index], self.labels[index]
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: Held(torch.arange(23)),
+    "a list": lambda: Held(list(range(23))),
+    "subset": lambda: Subset(Held(list(range(23))), [*range(5, 23), 3]),
+    "concat": lambda: ConcatDataset([Held(list(range(23))), Held(list(range(23)))]),
+}
+
+
+def _held(dataset: Any) -> Any:
+    while not isinstance(dataset, Held):
+        dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
+    return dataset
+
+
+def other_labels(dataset: Any) -> None:
+    held = _held(dataset)
+    held.labels = [int(label) + 100 for label in held.labels]
+
+
+def one_label(dataset: Any) -> None:
+    for number in (3, 17):
+        _held(dataset).labels[number] += 1000
+
+
+def pixels(dataset: Any) -> None:
+    _held(dataset).data.mul_(2)
+
+
+def loop(batches: Any, dataset: Any, change: Any, *, within: bool) -> Any:
+    seen = []
+    for _ in range(3):
+        for number, batch in enumerate(batches):
+            seen.append(batch)
+            if within and number == 2:
+                change(dataset)
+        if not within:
+            change(dataset)
+    return seen
+
+
+def writes_to_tensors(kind: str, change: Any) -> bool:
+    return change is pixels or (change is one_label and kind == "tensors")
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("workers", [0, 2, "2, persistent"])
+@pytest.mark.parametrize("change", [other_labels, one_label, pixels])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_loop_changes_comes_when_the_original_would_have_it(
+    kind: str, change: Any, workers: Any, within: bool
+) -> None:
+    options: Any = {"num_workers": workers}
+    if isinstance(workers, str):
+        options = {"num_workers": 2, "persistent_workers": True}
+    here, there = KINDS[kind](), KINDS[kind]()
+    expected = loop(DataLoader(here, 4, **options), here, change, within=within)
+    with Loader.from_dataloader(DataLoader(there, 4, **options)) as loader:
+        assert loader.plan.name == "gather"
+        stale = options.get("persistent_workers") or (workers and within)
+        if stale and writes_to_tensors(kind, change):  # the old values are nowhere any more
+            with pytest.raises(DataError, match=r"2 worker processes.*would not have seen yet"):
+                loop(loader, there, change, within=within)
+            return
+        assert same(loop(loader, there, change, within=within), expected)
+
+
+def test_with_worker_processes_of_its_own_what_is_written_is_not_seen_either() -> None:
+    here, there = TensorDataset(torch.arange(23.0)), TensorDataset(torch.arange(23.0))
+
+    def change(dataset: Any) -> None:
+        dataset.tensors[0].mul_(2)
+
+    expected = loop(DataLoader(here, 4, num_workers=2), here, change, within=True)
+    with Loader.from_dataloader(DataLoader(there, 4, num_workers=2), plan="processes") as loader:
+        assert same(loop(loader, there, change, within=True), expected)
+
+
+def test_tensors_that_processes_share_may_be_written_to() -> None:
+    dataset = TensorDataset(torch.arange(23.0).share_memory_())
+    with Loader.from_dataloader(DataLoader(dataset, 4, num_workers=2)) as loader:
+        seen = loop(loader, dataset, lambda d: d.tensors[0].add_(100), within=True)
+    assert [batch[0][0].item() for batch in seen[:4]] == [0, 4, 8, 112]
+
+
+def test_on_a_device_a_copy_of_the_data_set_is_not_believed_once_it_is_written_to() -> None:
+    def change(dataset: Any) -> None:
+        dataset.tensors[0].mul_(2)
+
+    here, there = TensorDataset(torch.arange(23.0)), TensorDataset(torch.arange(23.0))
+    expected = loop(DataLoader(here, 4), here, change, within=True)
+    original = DataLoader(there, 4)
+    with hasten.simulate(), Loader.from_dataloader(original, plan="resident") as loader:
+        batches = loader.to("cuda")
+        assert batches.plan.name == "resident"
+        seen = loop(batches, there, change, within=True)
+        assert all(batch.is_cuda for (batch,) in seen)
+        seen = [[batch.cpu()] for (batch,) in seen]
+        assert "the loop changes the data set between batches" in batches.explain()
+    assert same(seen, expected)
