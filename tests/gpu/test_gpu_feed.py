@@ -126,3 +126,9 @@ def test_resuming_in_the_middle() -> None:
         with Loader(_table(), plan=plan, **options) as loader:
             loader.load_state_dict(state)
             assert [labels.tolist() for _, labels in loader.to(DEVICE)] == whole[3:]
+
+
+def test_how_many_engines_copy_is_known_of_nvidia_s() -> None:
+    assert DEVICE is not None
+    engines = runtime.copy_engines(DEVICE)
+    assert (engines is not None) == (torch.version.cuda is not None)

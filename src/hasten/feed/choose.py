@@ -404,6 +404,8 @@ def _why_not_beside(device: torch.device, *, pin: bool, can_pin: bool, ahead: in
         return f"{device} gives no second queue for them"
     if not ahead:
         return f"{device.type} has no asynchronous copies"
+    if runtime.copy_engines(device) == 0:
+        return f"{device} has no copy engine of its own (a slice of a GPU?): it computes or copies"
     if pin:
         return ""
     if not can_pin:

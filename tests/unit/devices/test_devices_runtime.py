@@ -11,7 +11,7 @@ import torch
 import hasten
 from hasten import devices
 from hasten.devices import dtypes, runtime
-from hasten.devices.runtime import builds, presence
+from hasten.devices.runtime import builds, presence, queues
 
 CPU = torch.device("cpu")
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -31,6 +31,36 @@ def test_the_public_names_are_these():
     ]
     assert [name for name in devices.__all__ if not hasattr(devices, name)] == []
     assert [name for name in runtime.__all__ if not hasattr(runtime, name)] == []
+
+
+class Driver:
+    """libcuda's answer to how many engines copy."""
+
+    def __init__(self, status, engines):
+        self.status, self.engines, self.asked = status, engines, []
+
+    def cuDeviceGetAttribute(self, where, attribute, index):
+        self.asked.append((attribute, index))
+        where._obj.value = self.engines
+        return self.status
+
+
+@pytest.mark.parametrize(("status", "engines", "told"), [(0, 2, 2), (0, 0, 0), (3, 2, None)])
+def test_the_driver_tells_how_many_engines_copy(monkeypatch, status, engines, told):
+    driver = Driver(status, engines)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(queues, "_driver", lambda: driver)
+    assert runtime.copy_engines(torch.device("cuda", 1)) == told
+    assert driver.asked == [(40, 1)]
+    monkeypatch.setattr(queues, "_driver", lambda: None)
+    assert runtime.copy_engines(torch.device("cuda", 1)) is None
+
+
+def test_others_do_not_tell_how_many_engines_copy(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert runtime.copy_engines(torch.device("cuda", 0)) is None
+    assert runtime.copy_engines(torch.device("mps")) is None
+    assert runtime.copy_engines(CPU) is None
 
 
 def test_the_host_needs_no_stream_event_or_pinning():

@@ -139,6 +139,38 @@ def test_explain_says_it() -> None:
         assert "do not run beside" not in Loader(dataset, 7, plan="gather").to("cuda").explain()
 
 
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ({"copy_engines": 0}, {}, "has no copy engine of its own"),
+        ({"copy_engines": 2}, {}, ""),
+        ({"copy_engines": None}, {}, ""),
+        ({"can_pin": False}, {}, "memory cannot be page-locked for cuda:0"),
+        ({"stream": None}, {}, "cuda:0 gives no second queue"),
+        ({"stream": None, "can_overlap": False}, {}, "cuda has no asynchronous copies"),
+        ({}, {"pin_memory": False}, "a copy from pageable memory holds up the host"),
+    ],
+)
+def test_explain_tells_each_reason(
+    change: dict[str, Any], options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hasten.simulate():
+        for name, value in change.items():
+            monkeypatch.setattr(runtime, name, lambda device, value=value: value)
+        loader = Loader(TensorDataset(torch.ones(9)), 2, plan="gather", **options).to("cuda")
+        told = [line for line in loader.explain().splitlines() if "do not run beside" in line]
+        assert len(told) == bool(said) and all(said in line for line in told)
+
+
+def test_explain_tells_of_apple_s_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is here: what is asked of it is answered as it would be."""
+    monkeypatch.setattr(runtime, "memory", lambda device: None)
+    loader = Loader(TensorDataset(torch.ones(9)), 2, plan="gather")
+    told = loader.explain(torch.device("mps", 0))
+    assert "non-blocking copy may read memory that has changed" in told
+    assert "pin " not in told and "ahead of the loop" not in told
+
+
 def test_a_device_without_a_second_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     with hasten.simulate():
         monkeypatch.setattr(runtime, "stream", lambda device: None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 
 import torch
 
@@ -78,6 +80,31 @@ def can_pin(device: torch.device) -> bool:
     if not can_overlap(device):
         return False
     return _pinning(device.type)
+
+
+_ASYNC_ENGINES = 40  # CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT
+
+
+def copy_engines(device: torch.device) -> int | None:
+    """Engines that copy while the device computes; None where nobody tells, as all but CUDA.
+
+    A slice of a GPU (MIG, a virtual one) may have been given none. PyTorch does not tell.
+    """
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    library = _driver()
+    found = ctypes.c_int(-1)
+    if library is None:
+        return None
+    failed = library.cuDeviceGetAttribute(ctypes.byref(found), _ASYNC_ENGINES, device.index or 0)
+    return None if failed or found.value < 0 else found.value
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
 
 
 _pinnable: dict[str, bool] = {}
