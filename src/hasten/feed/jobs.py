@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,8 @@ from hasten.feed.samples import short
 from hasten.feed.work import RemoteError
 
 _log = logging.getLogger("hasten.feed")
+
+_SEARCH_S = 30.0  # for the one sample that workers die of
 
 MOST_DEATHS = 3
 """Workers that may die at one batch, before it is held to be the batch's fault."""
@@ -31,6 +34,7 @@ class Jobs:
         timeout_s: float,
         *,
         again: Callable[[int, Any], Any] | None = None,
+        alone: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         """Nothing is under way yet.
 
@@ -40,7 +44,10 @@ class Jobs:
             timeout_s: longest wait for a batch; 0 for ever.
             again: what a new worker is sent in place of the job (of the worker's number, and the
                 job) that it is to begin with; the same where not given.
+            alone: the job of making one sample of a job (the job, and the index), to find the
+                sample that workers die of; None where that cannot be asked for.
         """
+        self._alone = alone
         self._again = again
         self._pool = pool
         self._each = each
@@ -85,7 +92,7 @@ class Jobs:
             DataError: it did not come in time, or worker after worker died of it.
         """
         while True:
-            number, indices, _, worker = self._waiting[0]
+            number, indices, job, worker = self._waiting[0]
             try:
                 reply = received(self._pool, worker, self._timeout_s, self._rest)
             except DiedError as died:
@@ -93,7 +100,8 @@ class Jobs:
                 if self._deaths >= MOST_DEATHS:
                     raise DataError(
                         f"{died}. It was the {self._deaths}rd to die at batch {number} of the "
-                        f"epoch, of the samples {short(as_list(indices))}: look at those"
+                        f"epoch, of the samples {short(as_list(indices))}: look at "
+                        f"{self._culprit(worker, job, as_list(indices))}"
                     ) from died
                 _log.warning("%s. A new one makes its batches again, from %d on", died, number)
                 self._pool.replace(worker)
@@ -107,6 +115,22 @@ class Jobs:
                 self._deaths = 0
                 self._send_held(worker)
                 return indices, reply
+
+    def _culprit(self, worker: int, job: Any, indices: list[Any]) -> str:
+        """What to look at: the sample that a worker dies of alone, where there is one."""
+        limit = time.monotonic() + _SEARCH_S
+        if self._alone is None or len(indices) == 1:
+            return "those"
+        self._pool.replace(worker)
+        for index in indices:
+            self._pool.send(worker, self._alone(job, index))
+            try:
+                self._pool.receive(worker, max(0.0, limit - time.monotonic()))
+            except DiedError:
+                return f"sample {index!r}, of which alone a worker dies too"
+            except TimeoutError:
+                break
+        return "those"
 
     def _send_held(self, worker: int) -> None:
         held = self._held.get(worker)

@@ -45,7 +45,7 @@ class Work(Protocol):
         """The reply in place of one that cannot be sent."""
 
     def left(self, job: Any, error: BaseException) -> Any:
-        """The reply where the data set's code raised SystemExit or KeyboardInterrupt."""
+        """The reply where the data set's code raised SystemExit, KeyboardInterrupt or the like."""
 
 
 class DiedError(Exception):
@@ -255,7 +255,7 @@ def _main(
         os.nice(niceness)
     for other in inherited:
         other.close()
-    parent = os.getppid()
+    own, parent = os.getpid(), os.getppid()
     torch.set_num_threads(1)
     arena = Arena(spare)
     lend(arena)
@@ -278,9 +278,11 @@ def _main(
                 return
             try:
                 reply = work.run(job)
-            except (SystemExit, KeyboardInterrupt) as error:
+            except BaseException as error:  # noqa: BLE001 - told by the loop
                 # Raised by the data set's own code: no reason for a worker to die unexplained.
                 reply = work.left(job, error)
+            if os.getpid() != own:
+                os._exit(0)  # a fork, made by the data set's code, that came back from there
             try:
                 parcel = Parcel(reply, arena)
             except Exception as error:  # noqa: BLE001 - told by the loop
@@ -367,13 +369,17 @@ def _obituary(pid: int, exitcode: int | None) -> str:
     if exitcode < 0:
         name = signal.Signals(-exitcode).name
         return f"worker process {pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"
-    return f"worker process {pid} ended with exit status {exitcode}. {_CRASH}"
+    return f"worker process {pid} ended with exit status {exitcode}. {_ENDED}"
 
 
 _NOT_BEGUN = (
     "worker process {} ended before its first batch. Processes that are not forked import the "
     'script anew: put what it does under `if __name__ == "__main__":`, and define data sets and '
     "functions in a file (what is typed into a notebook cannot be imported)"
+)
+_ENDED = (
+    "Likely the data set's code, or a library of it, ended it (os._exit, C's exit): try "
+    "num_workers=0 to see where"
 )
 _CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
 _LIKELY = {

@@ -102,7 +102,12 @@ class Processes:
     def _made(
         self, pool: Pool, order: Order, epoch: int, first: int
     ) -> Generator[Item, None, None]:
-        jobs = Jobs(pool, self._each, self._options.timeout)
+        jobs = Jobs(
+            pool,
+            self._each,
+            self._options.timeout,
+            alone=(lambda job, index: (job[0], job[1], [index])) if self._maker.batched else None,
+        )
         numbered = enumerate(order.batches(epoch, first), first)
         head = list(islice(numbered, self._plan.head_batches))
         jobs.fill(numbered, lambda number, indices: (epoch, number, indices))

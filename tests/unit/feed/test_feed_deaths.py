@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -153,10 +155,160 @@ def test_a_worker_that_dies_of_a_batch_twice_is_forgiven(tmp_path: Path, workers
 
 def test_three_times_at_one_batch_is_the_batch_s_fault(tmp_path: Path) -> None:
     found = []
-    with pytest.raises(DataError, match=r"3rd to die at batch 2 .* samples 8, 9, 10, 11: look"):
+    said = r"3rd to die at batch 2 .* samples 8, 9, 10, 11: look at sample 8, of which alone"
+    with pytest.raises(DataError, match=said):
         for batch in Loader(Suicidal(tmp_path, 9), 4, num_workers=2):
             found.append(batch)
     assert len(found) == 2
+
+
+def test_a_batch_of_which_no_sample_alone_is_at_fault(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"samples 8, 9, 10, 11: look at those"):
+        list(Loader(Suicidal(tmp_path, 3), 4, num_workers=2))
+
+
+class Ending(kinds.Plain):
+    """Its sample 8 has an end of its own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 8:
+            self.end()
+        return super().__getitem__(index)
+
+    def end(self) -> None:
+        if self.how == "exit status":
+            os._exit(7)
+        elif self.how == "abort":
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)  # pytest's own prints the stacks
+            os.abort()
+        elif self.how == "segmentation fault":
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif self.how == "base exception":
+            raise BaseException("odd")
+        elif self.how == "dies with a child":
+            if os.fork() == 0:
+                time.sleep(20)  # it holds all that its parent held
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("exit status", r"exit status 7. Likely the data set's code.*look at sample 8"),
+        ("abort", r"killed by SIGABRT. Likely native code.*look at sample 8"),
+        ("segmentation fault", r"killed by SIGSEGV.*look at sample 8"),
+        ("base exception", r"the data set raised BaseException in a worker process"),
+        ("dies with a child", r"killed by SIGKILL.*look at sample 8"),
+    ],
+)
+def test_ways_to_end(how: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match=says):
+        list(Loader(Ending(how), 4, num_workers=2))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class Forking(kinds.Plain):
+    """Comes back twice from each fifth sample, as code that forks and forgets to leave."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 5 == 0:
+            os.fork()
+        return super().__getitem__(index)
+
+
+def test_a_fork_that_comes_back_from_a_sample_is_no_second_worker() -> None:
+    with Loader(Forking(60), 4, num_workers=2) as loader:
+        assert same(list(loader), list(Loader(kinds.Plain(60), 4, num_workers=0)))
+
+
+@pytest.mark.parametrize("kind", ["processes", "persistent", "threads", "stream"])
+@pytest.mark.parametrize("way", ["two at once", "cycle", "another thread", "fork", "fork iterates"])
+def test_nothing_is_left_of(kind: str, way: str) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": kind == "persistent"}
+    dataset: Any = Bulky(12)
+    if kind == "threads":
+        dataset, options = kinds.Fetching(40), {"plan": "threads"}
+    elif kind == "stream":
+        dataset = kinds.Stream(40)
+    loader = Loader(dataset, 2, **options)
+    expected = list(loader)
+    loader.close()
+    loader.set_epoch(0)
+    before = _open()
+    WAYS[way](loader, expected)
+    loader.close()
+    del loader
+    gc.collect()
+    assert _open() == before
+    assert not multiprocessing.active_children()
+    assert not [t for t in threading.enumerate() if t.name.startswith("hasten-feed")]
+
+
+def _open() -> tuple[int, int]:
+    """Files, and pieces of the feed's memory."""
+    if not Path("/proc/self/maps").exists():
+        return 0, 0
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    return files, Path("/proc/self/maps").read_text().count("hasten-feed")
+
+
+def _two_at_once(loader: Loader, expected: list[Any]) -> None:
+    first, second = iter(loader), iter(loader)
+    for batch in expected[:4]:
+        assert same(next(first), batch) and same(next(second), batch)
+    del first
+    assert same(list(second), expected[4:])
+
+
+def _cycle(loader: Loader, expected: list[Any]) -> None:
+    class Holder:
+        pass
+
+    holder: Any = Holder()
+    holder.batches, holder.itself = iter(loader), holder
+    next(holder.batches)
+
+
+def _another_thread(loader: Loader, expected: list[Any]) -> None:
+    batches: Any = iter(loader)
+    next(batches)
+    thread = threading.Thread(target=batches.close)
+    thread.start()
+    thread.join()
+
+
+def _fork(loader: Loader, expected: list[Any], *, iterates: bool = False) -> None:
+    batches: Any = iter(loader)
+    found = [next(batches)]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if iterates:
+                status = int(not same(next(iter(loader)), expected[0]))
+            else:
+                batches.close()
+                loader.close()
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert same([*found, *batches], expected)
+
+
+WAYS: dict[str, Any] = {
+    "two at once": _two_at_once,
+    "cycle": _cycle,
+    "another thread": _another_thread,
+    "fork": _fork,
+    "fork iterates": lambda *both: _fork(*both, iterates=True),
+}
 
 
 def test_a_worker_whose_main_process_is_killed_ends_too() -> None:
