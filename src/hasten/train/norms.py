@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def synchronise(module: nn.Module, counts: Callable[[], bool]) -> None:
+def synchronise(
+    module: nn.Module, counts: Callable[[], bool], alone: Callable[[], bool] = bool
+) -> None:
     """Make a module's batch norms take their statistics over all processes.
 
     The norms stay what they are, with their names; another forward pass takes the place of their
@@ -21,10 +23,11 @@ def synchronise(module: nn.Module, counts: Callable[[], bool]) -> None:
         module: changed in place.
         counts: whether the samples of this process count: where no sample of a batch is left for
             it, it computes with another's.
+        alone: whether this process computes for itself now, and no other comes along.
     """
     for part in module.modules():
         if isinstance(part, _BatchNorm):
-            part.__dict__["forward"] = _Together(part, counts)
+            part.__dict__["forward"] = _Together(part, counts, alone)
 
 
 class _Sum(torch.autograd.Function):
@@ -51,14 +54,16 @@ def _sum(own: torch.Tensor) -> torch.Tensor:
 class _Together:
     """A batch norm's forward pass over the batch of all processes."""
 
-    def __init__(self, norm: _BatchNorm, counts: Callable[[], bool]) -> None:
+    def __init__(
+        self, norm: _BatchNorm, counts: Callable[[], bool], alone: Callable[[], bool]
+    ) -> None:
         self._norm = norm
-        self._counts = counts
+        self._counts, self._alone = counts, alone
 
     def __call__(self, batch: torch.Tensor) -> torch.Tensor:
         """The normalised batch, ``[N, C, …]`` as it came."""
         norm = self._norm
-        if not (norm.training and torch.is_grad_enabled()):
+        if not (norm.training and torch.is_grad_enabled()) or self._alone():
             found: torch.Tensor = type(norm).forward(norm, batch)
             return found
         values = batch.float()

@@ -126,7 +126,7 @@ class DDP(Strategy):
     def adopt(self, module: nn.Module, device: torch.device) -> None:
         """See `Strategy`."""
         if self._sync_batchnorm:
-            norms.synchronise(module, lambda: self.counts)
+            norms.synchronise(module, lambda: self.counts, lambda: self.alone)
         if any(p.requires_grad for p in module.parameters()):
             self._routes.append(Route.of(module, self, device))
 

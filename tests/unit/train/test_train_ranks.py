@@ -120,6 +120,10 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_by_the_first_process(
     assert all(not any(rank["agreed"]["said"].values()) for rank in four[1:])
 
 
+def test_a_precision_is_chosen_by_one_while_norms_are_over_all(four: list[dict[str, Any]]) -> None:
+    assert [rank["agreed"]["chosen"] for rank in four] == [6] * 4
+
+
 def test_parameters_that_get_no_gradient_are_named_once(four: list[dict[str, Any]]) -> None:
     told = four[0]["agreed"]["unused"]
     assert told.count("unused.weight, unused.bias of Halves get no gradient") == 1
