@@ -63,8 +63,8 @@ class Plan:
         workers: threads or processes that make samples; 0 where the loop's own thread does.
         prefetch_batches: finished or being made ahead of the loop, all workers together.
         prefetch_bytes: bound on the bytes of those, where the plan can keep to one.
-        head_batches: made by the loop's own thread at the start of an epoch, while worker
-            processes start on what follows.
+        head_batches: made by the loop's own thread while worker processes start on what follows;
+            one in later epochs, if they are `kept`.
         niceness: what worker processes add to theirs: the training step comes first where both
             want the same cores.
         kept: worker processes live on from epoch to epoch, while the data set stays the same.
@@ -157,8 +157,9 @@ class Plan:
             )
         if self.head_batches:
             lines.append(
-                f"  the loop's thread makes the first {self.head_batches} of an epoch itself, "
-                "while the workers start on what follows"
+                f"  the loop's thread makes the first {self.head_batches} itself, while the "
+                "workers start on what follows"
+                + (", and one where they are there already" if self.kept else "")
             )
         if self.niceness:
             lines.append(

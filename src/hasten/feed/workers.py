@@ -56,7 +56,9 @@ class Processes:
             if self._order is None:
                 yield from self._stream(pool, epoch, first)
             else:
-                yield from self._made(pool, self._order, epoch, first)
+                # Workers that are there already need no longer for their first batch than the loop.
+                head = min(1, self._plan.head_batches) if lasting else self._plan.head_batches
+                yield from self._made(pool, self._order, epoch, first, head)
             whole = True
         finally:
             # One that was left in the middle has jobs that are of no use any more; where another
@@ -100,7 +102,7 @@ class Processes:
         return start_pool(options, workers, work, self._each, self._plan.niceness)
 
     def _made(
-        self, pool: Pool, order: Order, epoch: int, first: int
+        self, pool: Pool, order: Order, epoch: int, first: int, heading: int
     ) -> Generator[Item, None, None]:
         jobs = Jobs(
             pool,
@@ -109,7 +111,7 @@ class Processes:
             alone=(lambda job, index: (job[0], job[1], [index])) if self._maker.batched else None,
         )
         numbered = enumerate(order.batches(epoch, first), first)
-        head = list(islice(numbered, self._plan.head_batches))
+        head = list(islice(numbered, heading))
         jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
         # The workers are at those behind the head by now.
         yield from Inline(self._maker, None, self._report).made(epoch, head)

@@ -44,6 +44,20 @@ def pids(loader: Loader) -> list[int]:
     return [batch[2][0].item() for batch in loader]
 
 
+def test_workers_that_are_there_leave_the_loop_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_module, "_HEAD_S", 10.0)
+    with Loader(Telling(), 4) as loader:
+        assert loader.plan.head_batches == 3
+        for epoch, head in enumerate((3, 1, 1)):
+            assert [pid == os.getpid() for pid in pids(loader)] == [True] * head + [False] * (
+                10 - head
+            ), epoch
+        iterator = iter(loader)  # left in the middle: its workers end
+        next(iterator)
+        iterator.close()
+        assert pids(loader)[:4].count(os.getpid()) == 3
+
+
 def test_the_loop_makes_the_first_batches_and_the_workers_the_rest() -> None:
     with Loader(Telling(), 4) as loader:
         assert (loader.plan.name, loader.plan.workers, loader.plan.head_batches) == (
