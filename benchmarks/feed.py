@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 import hasten
+import peak_memory
 from feed_cases import Case, Contender, Training, cases, missing
 
 Row = dict[str, Any]
@@ -160,17 +161,19 @@ def show(rows: list[Row]) -> None:
             print(f"\n{row['title']}{beside}")
             print(
                 f"{'':<34} {'epoch s':>8} {'(least-most)':>15} {'first':>7} {'samples/s':>10} "
-                f"{'CPU s':>6} {'of best DL':>10} {'of hand':>8} {'of bound':>8}"
+                f"{'CPU s':>6} {'of best DL':>10} {'of hand':>8} {'of bound':>8} {'MB':>5}"
             )
         ratios = [
             "" if row[name] is None else f"{row[name]:.2f}"
             for name in ("of_best_dataloader", "of_by_hand", "of_bound")
         ]
+        taken = row.get("memory_bytes")
+        size = f"{taken / 1e6:.0f}" if taken is not None else ""
         spread = f"({row['least_s']:.3f}-{row['most_s']:.3f})"
         print(
             f"{row['name']:<34} {row['epoch_s']:>8.4f} {spread:>15} {row['first_epoch_s']:>7.3f} "
             f"{row['samples_per_s']:>10,.0f} {row['cpu_s']:>6.2f} "
-            f"{ratios[0]:>10} {ratios[1]:>8} {ratios[2]:>8}"
+            f"{ratios[0]:>10} {ratios[1]:>8} {ratios[2]:>8} {size:>5}"
         )
 
 
@@ -228,6 +231,17 @@ def plot(rows: list[Row], images: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
+def feed_alone(key: str, name: str) -> None:
+    """One contender of a case, for `peak_memory` to watch."""
+    case = next(case for case in cases() if case.key == key)
+    found = {contender.name: contender for contender in case.contenders()}
+    try:
+        peak_memory.in_child(found[name].epoch)
+    finally:
+        for contender in found.values():
+            contender.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=3, help="measured, after one that warms up")
@@ -236,9 +250,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of PyTorch; 0 leaves its default")
     parser.add_argument("--json", action="store_true", help="print one object, last")
     parser.add_argument("--plot", type=Path, help="write PATH.png and PATH.svg")
+    parser.add_argument("--no-memory", action="store_true", help="leave that column out")
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    if arguments.alone:
+        feed_alone(*arguments.alone)
+        return
     only = set(filter(None, arguments.only.split(",")))
     print(
         f"hasten {hasten.__version__}, torch {torch.__version__}, Python "
@@ -254,13 +273,17 @@ def main() -> None:
             continue
         for training in (False,) if arguments.no_training else (False, True):
             found = _with_ratios(measure(case, arguments.rounds, training=training))
+            for row in found if not training and not arguments.no_memory else ():
+                row["memory_bytes"] = peak_memory.growth_bytes(
+                    __file__, "--threads", str(arguments.threads), "--alone", case.key, row["name"]
+                )
             show(found)
             sys.stdout.flush()
             rows += found
     images: list[Any] = []
     if not only or "b" in only:
         module = importlib.import_module("feed_images")
-        images = module.run(arguments.rounds)
+        images = module.run(arguments.rounds, memory=not arguments.no_memory)
         module.show(images)
     print(f"\n{time.perf_counter() - began:.0f} s in all")
     if arguments.plot is not None:

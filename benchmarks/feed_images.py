@@ -30,6 +30,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+import peak_memory
 import pictures
 from hasten.feed import Loader
 from hasten.vision.data.folder import ImageFolderDataset
@@ -313,26 +314,42 @@ def compare(pictures: Pictures, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def run(rounds: int, *, place: Path | None = None, sets: Iterable[str] = tuple(SETS)) -> list[Any]:
+def pictures_of(name: str, place: Path | None) -> Pictures:
+    """A set of pictures; made where they are not there yet."""
+    count, height, width = SETS[name]
+    root = (place or Path(tempfile.gettempdir()) / "hasten-benchmark-pictures") / name
+    return Pictures(root, pictures.folder(root, count, height, width))
+
+
+def run(
+    rounds: int,
+    *,
+    place: Path | None = None,
+    sets: Iterable[str] = tuple(SETS),
+    memory: bool = True,
+) -> list[Any]:
     """Measure; one row a contender and set.
 
     Each has `set`, `name`, `images_per_s`, `cpu_seconds_per_1000`, `share_of_decode` (of the
     yardstick's images/s beside it), `ratio` (of that share to that of the best DataLoader with
     Pillow that gives the same, bytes or floats); hasten's also `difference` from
-    Pillow's pixels, of 255: mean, worst picture.
+    Pillow's pixels, of 255: mean, worst picture. `memory_bytes` is what each takes at most in a
+    process of its own, the loop holding one batch.
     """
     torch.set_num_threads(1)  # the contenders bring their own
-    place = place or Path(tempfile.gettempdir()) / "hasten-benchmark-pictures"
     rows = []
     for name in sets:
-        count, height, width = SETS[name]
-        root = place / name
-        found = Pictures(root, pictures.folder(root, count, height, width))
+        found = pictures_of(name, place)
         off_by = differences(found)
         for row in compare(found, rounds):
             row["set"] = f"{name}, {pictures.mean_bytes(found.files) // 1000} kB"
             if row["name"].startswith("hasten"):
                 row["difference"] = off_by
+            if memory and row["name"] != YARDSTICK:
+                where = ["--place", str(place)] if place else []
+                row["memory_bytes"] = peak_memory.growth_bytes(
+                    __file__, *where, "--alone", name, row["name"]
+                )
             rows.append(row)
     return rows
 
@@ -344,12 +361,17 @@ def show(rows: list[Any]) -> None:
         if row["set"] != last:
             last = row["set"]
             print(f"\nJPEGs of about {last} a file, to {SIZE}x{SIZE}, {os.cpu_count()} cores")
-            print(f"{'':<38} {'images/s':>9} {'CPU s/1000':>10} {'of decode':>9} {'Pillow x':>8}")
+            print(
+                f"{'':<38} {'images/s':>9} {'CPU s/1000':>10} {'of decode':>9} {'Pillow x':>8} "
+                f"{'MB':>5}"
+            )
+        taken = row.get("memory_bytes")
+        size = f"{taken / 1e6:.0f}" if taken is not None else ""
         off = row.get("difference")
         quality = f"  off Pillow's by {off[0]:.2f} of 255, at most {off[1]:.2f}" if off else ""
         print(
             f"{row['name']:<38} {row['images_per_s']:>9,.0f} {row['cpu_seconds_per_1000']:>10.2f} "
-            f"{row['share_of_decode']:>9.2f} {row['ratio']:>8.2f}{quality}"
+            f"{row['share_of_decode']:>9.2f} {row['ratio']:>8.2f} {size:>5}{quality}"
         )
 
 
@@ -359,8 +381,21 @@ def main() -> None:
     parser.add_argument("--place", type=Path, help="where pictures are made; kept for next time")
     parser.add_argument("--set", choices=tuple(SETS), action="append")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-memory", action="store_true", help="leave that column out")
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    rows = run(arguments.rounds, place=arguments.place, sets=arguments.set or SETS)
+    if arguments.alone:
+        torch.set_num_threads(1)
+        peak_memory.in_child(
+            contenders(pictures_of(arguments.alone[0], arguments.place))[arguments.alone[1]]
+        )
+        return
+    rows = run(
+        arguments.rounds,
+        place=arguments.place,
+        sets=arguments.set or SETS,
+        memory=not arguments.no_memory,
+    )
     if arguments.json:
         print(json.dumps(rows))
     else:
