@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,6 +182,7 @@ def train(
     from hasten.train import world as worlds
     from hasten.train.folder import holds_run
     from hasten.vision import recipe
+    from hasten.vision.data.copies import bytes_of
     from hasten.vision.settings import TrainSettings, new_folder, resumed
 
     given = {
@@ -196,6 +196,8 @@ def train(
     for key in ("batch_size", "num_workers"):
         if key in given:
             given[key] = number_or_auto(given[key], "--" + key.replace("_", "-"))
+    if cache_bytes is not None:
+        given["cache_bytes"] = bytes_of(cache_bytes, "--cache-bytes")
     stream = people_stream(json)
     # Of several processes the first one speaks for all.
     main = here.rank == 0
@@ -275,18 +277,6 @@ def number_or_auto(text: Any, option: str) -> int | str:
         return int(text)
     except ValueError:
         raise UsageError(f"{option} is a whole number or auto, not {text!r}") from None
-
-
-def bytes_of(text: str, option: str) -> int:
-    """A number of bytes from ``500MB``, ``20 GB``, ``1000000``.
-
-    Raises:
-        UsageError: it is no such number.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
-    if found is None:
-        raise UsageError(f"{option} is a number of bytes such as 500MB or 20GB, not {text!r}")
-    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
 def _sinks(folder: Path, tensorboard: bool) -> tuple[Any, ...]:

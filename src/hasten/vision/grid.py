@@ -19,6 +19,7 @@ from hasten.devices import runtime
 from hasten.errors import DeviceUnavailable, HastenError, UsageError
 from hasten.feed.plan import NAMES as PLANS
 from hasten.train.settings import RunSettings
+from hasten.vision.data.copies import bytes_of
 from hasten.vision.data.image_data import check_augment
 from hasten.vision.settings import TrainSettings
 
@@ -212,7 +213,10 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
 def _value(name: str, word: str) -> Any:
     """One value of an axis, checked as far as it can be without data."""
     try:
-        value = _convert(typing.get_type_hints(TrainSettings)[name], word)
+        if name == "cache_bytes" and word.lower() not in _UNSET:
+            value: Any = bytes_of(word, "it")
+        else:
+            value = _convert(typing.get_type_hints(TrainSettings)[name], word)
         TrainSettings(**{name: value})
         if name in _OF_RUN:
             RunSettings(**{name: value})

@@ -8,6 +8,7 @@ a JPEG, which would take a sixth of the room and be off by 0.7 of 255.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -154,6 +155,18 @@ def store_of(cache: str, limit_bytes: int | None, say: Callable[[str], None]) ->
 def gigabytes(count: int) -> str:
     """``12.3 GB``, ``45 MB``."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def bytes_of(text: str, option: str) -> int:
+    """A number of bytes from ``500MB``, ``20 GB``, ``1000000``.
+
+    Raises:
+        UsageError: it is no such number.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise UsageError(f"{option} is a number of bytes such as 500MB or 20GB, not {text!r}")
+    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
 def _free_memory() -> int:
