@@ -130,6 +130,8 @@ VALUES = {
     "keep": ("1,2", (1, 2)),
     "patience": ("none,3", (None, 3)),
     "log_every": ("10,100", (10, 100)),
+    "hang_after_s": ("0,600", (0.0, 600.0)),
+    "hang_exits": ("on,off", (True, False)),
 }
 
 
