@@ -20,7 +20,7 @@ import torch.distributed as dist
 from hasten import devices
 from hasten.devices import runtime
 from hasten.errors import UsageError
-from hasten.train import failing, launch, slurm
+from hasten.train import failing, launch, parting, slurm
 from hasten.train.together import ALONE, ElsewhereError, Place, World
 
 __all__ = [
@@ -192,6 +192,7 @@ def _adopted(here: Place) -> World:
     )
     on_host = "gloo" in dist.get_backend_config()
     _joined = World(seen, None if on_host else dist.new_group(backend="gloo"))
+    atexit.register(parting.settle)  # whether or not the script gives the group up
     if size > 1:
         _end_watch = failing.watch(seen.rank, size)
     return _joined
@@ -204,6 +205,7 @@ def leave() -> None:
     if _joined is not None and dist.is_initialized():
         with suppress(RuntimeError):  # the others may have gone
             dist.destroy_process_group()
+        parting.settle()
     _joined = None
 
 
