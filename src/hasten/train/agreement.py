@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from hasten.errors import HastenError
 from hasten.train.world import World
@@ -13,6 +14,7 @@ from hasten.train.world import World
 FOLDER = "ranks"
 _EVERY_S = 0.5
 _MOST_BATCHES = 10_000
+_MOST_WAITING = 10_000  # lines of a log
 
 
 class Agreed(NamedTuple):
@@ -68,22 +70,32 @@ class Agreement:
 class RankLog(io.TextIOBase):
     """What a process says that is not the first: a file of the run's folder, once there is one.
 
-    Without a folder it goes nowhere: the first process says the same.
+    Without a folder it goes nowhere: the first process says the same. What cannot be written, of a
+    full disk say, waits and ends nothing.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._file: TextIO | None = None
-        self._waiting: list[str] = []
+        self._path: Path | None = None
+        self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
 
     def write(self, text: str) -> int:
-        """Keep the text for the file, or write it there."""
-        if self._file is None:
-            self._waiting.append(text)
-        else:
-            self._file.write(text)
-            self._file.flush()
+        """Keep the text for the file, and write there what is kept."""
+        self._waiting.append(text)
+        if self._path is not None:
+            self._write_out(self._path)
         return len(text)
+
+    def _write_out(self, path: Path) -> None:
+        try:
+            # Opened anew: the folder may have been removed and made again, a file been cut short.
+            with path.open("ab") as file:
+                while self._waiting:
+                    file.write(self._waiting[0].encode(errors="backslashreplace"))
+                    file.flush()
+                    self._waiting.popleft()
+        except OSError:
+            return  # it waits; the first process says the same, and what is wrong with the disk
 
     def open(self, folder: Path) -> None:
         """Write from now on to ``ranks/rank-N.log`` of a run's folder, at its end.
@@ -94,14 +106,12 @@ class RankLog(io.TextIOBase):
         path = folder / FOLDER / f"rank-{self._rank}.log"
         try:
             path.parent.mkdir(exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+            path.open("ab").close()
         except OSError as error:
             raise HastenError(f"cannot write {path}: {error.strerror}") from error
-        waiting, self._waiting = self._waiting, []
-        self.write("".join(waiting))
+        self._path = path
+        self._write_out(path)
 
     def shut(self) -> None:
-        """Close the file; what is said later is kept for another."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Leave the file; what is said later is kept for another."""
+        self._path = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -83,12 +84,19 @@ def launch(arguments: Sequence[str], processes: int, run_folder: Path) -> int:
         try:
             run.run(run.parse_args(command))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
-            _, failure = error.get_first_failure()
+            rank, failure = error.get_first_failure()
+            if failure.exitcode < 0:  # it cannot have said so itself
+                sys.stderr.write(f"error: rank {rank} was ended by {_name(-failure.exitcode)}\n")
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         except SignalException as stop:
             saved = any((run_folder / FOLDER).glob("step-*"))
             return Interrupted("", int(stop.sigval), resumable=saved).exit_status
     return 0
+
+
+def _name(number: int) -> str:
+    name = signal.Signals(number).name
+    return f"{name}: by the system for want of memory, perhaps" if name == "SIGKILL" else name
 
 
 @contextmanager

@@ -113,19 +113,39 @@ def test_wrong_use_ends_all_with_2_and_is_told_once(
 def test_a_notice_to_one_ends_all_with_75_once_they_have_saved(
     command: list[str], tmp_path: Path
 ) -> None:
+    process = under_way(command, tmp_path)
+    rank_of(process, 1).send_signal(signal.SIGTERM)
+    status, _, told = ended(process)
+    assert status == 75, told
+    assert told.count("stopped by SIGTERM after step") == 1
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_one_that_is_killed_is_named(tmp_path: Path) -> None:
+    process = under_way(OWN, tmp_path)
+    rank_of(process, 1).kill()
+    status, _, told = ended(process)
+    assert status == 128 + signal.SIGKILL, told
+    assert told.count("error: rank 1 was ended by SIGKILL") == 1
+    assert "Traceback" not in told
+
+
+def under_way(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
+    """A run that has done an epoch, and has many to go."""
     process = start(command, tmp_path, "--epochs", "5000")
     log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
     while not (log.exists() and '"epoch"' in log.read_text()):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    ranks = [
+    return process
+
+
+def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """One of the processes that a launcher has started."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    return next(
         one
-        for one in psutil.Process(process.pid).children(recursive=True)
-        if one.environ().get("RANK") == "1" and "train" in one.cmdline()
-    ]
-    ranks[0].send_signal(signal.SIGTERM)
-    status, _, told = ended(process)
-    assert status == 75, told
-    assert told.count("stopped by SIGTERM after step") == 1
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+        for one in started
+        if one.environ().get("RANK") == str(rank) and "train" in one.cmdline()
+    )

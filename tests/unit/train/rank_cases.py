@@ -407,6 +407,7 @@ def agreements(target: Path) -> dict[str, Any]:
     # The first process tries precisions while the others wait, norms over all included.
     choosing: dict[str, Any] = {"sync_batchnorm": True, "precision": "auto"}
     found["chosen"] = fit(loader(), mlp(norm=True), 1, **choosing)["step"]
+    found["collectives"] = [collectives(batch_size) for batch_size in (8, 2)]
     found["unused"] = told_of(nn.CrossEntropyLoss(), Halves())
     found["sums"] = hasten.Run(**OPTIONS).world.sum([rank(), 1.0])
     return found
@@ -419,6 +420,26 @@ LOSSES: dict[str, Any] = {
     ),
     "mean": lambda outputs, labels: nn.functional.cross_entropy(outputs, labels),
 }
+
+
+def collectives(batch_size: int) -> int:
+    """How often processes speak with each other in an epoch, but for DDP's own gradients."""
+    calls, before = [0], {}
+    for name in ("all_reduce", "all_gather_object", "broadcast_object_list", "broadcast"):
+        before[name] = getattr(torch.distributed, name)
+
+        def counted(*given: Any, act: Any = before[name], **options: Any) -> Any:
+            calls[0] += 1
+            return act(*given, **options)
+
+        setattr(torch.distributed, name, counted)
+    ticks = itertools.count()
+    try:  # a clock that hardly moves: what is agreed on by time is left out
+        fit(loader(batch_size=batch_size), epochs=2, clock=lambda: next(ticks) * 1e-9)
+    finally:
+        for name, act in before.items():
+            setattr(torch.distributed, name, act)
+    return calls[0]
 
 
 def told_of(loss: Any, model: nn.Module | None = None) -> str:

@@ -120,6 +120,12 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_by_the_first_process(
     assert all(not any(rank["agreed"]["said"].values()) for rank in four[1:])
 
 
+def test_a_step_asks_the_others_for_nothing_but_its_gradients(four: list[dict[str, Any]]) -> None:
+    for rank in four:
+        few, many = rank["agreed"]["collectives"]
+        assert few == many > 0  # 6 and 22 steps an epoch
+
+
 def test_a_precision_is_chosen_by_one_while_norms_are_over_all(four: list[dict[str, Any]]) -> None:
     assert [rank["agreed"]["chosen"] for rank in four] == [6] * 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hasten.errors import UsageError
 from hasten.feed.order import Shard
 from hasten.train import launch, slurm
 from hasten.train import world as worlds
-from hasten.train.agreement import Agreement
+from hasten.train.agreement import Agreement, RankLog
 from hasten.train.failing import lost_a_peer
 from hasten.train.world import ALONE, ElsewhereError, Place, World
 
@@ -189,6 +190,26 @@ def test_launchers_that_could_not_replace_a_machine_are_told_of() -> None:
     assert worlds.advice(TORCHRUN | shared | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None
     assert worlds.advice(TORCHRUN | shared | {"LOCAL_WORLD_SIZE": "8"}) is None
     assert worlds.advice({}) is None
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_what_a_process_says_waits_for_its_file_and_for_a_disk_that_is_full(tmp_path: Path) -> None:
+    log = RankLog(1)
+    log.write("before\n")
+    log.open(tmp_path)
+    path = tmp_path / "ranks" / "rank-1.log"
+    assert path.read_text() == "before\n"
+    path.rename(tmp_path / "kept")
+    path.symlink_to("/dev/full")
+    log.write("while the disk is full\n")
+    path.unlink()
+    (tmp_path / "kept").rename(path)
+    log.write("afterwards\n")
+    assert path.read_text() == "before\nwhile the disk is full\nafterwards\n"
+    log.shut()
+    log.write("for another\n")
+    log.open(tmp_path)
+    assert path.read_text().endswith("for another\n")
 
 
 def test_a_lost_process_is_told_from_other_failures() -> None:
