@@ -20,6 +20,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 from hasten.feed import choose as choose_module
 from hasten.feed.compare import identical
@@ -219,6 +220,26 @@ def test_every_plan_gives_the_same_bits(lure: str) -> None:
                 assert all(map(identical, given, expected[epoch])), (name, epoch)
 
 
+SEVERAL = ("index", "one is odd", "neighbour", "arrays", "pictures", "subset")
+NOT_SEVERAL = ("draws", "concat", "stacked, drawing", "together", "subset of together", "records",
+               "subset of records")  # fmt: skip
+
+
+@pytest.mark.parametrize("lure", LURES)
+def test_two_threads_give_the_same_or_are_refused(lure: str) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 11}
+    expected = list(Loader(LURES[lure](), plan="inline", **options))
+    loader = Loader(LURES[lure](), plan="threads", num_workers=2, **options)
+    try:
+        assert loader.plan.workers == 2
+    except UsageError:
+        assert lure not in SEVERAL
+        return
+    assert lure not in NOT_SEVERAL
+    with loader:
+        assert all(map(identical, loader, expected))
+
+
 @pytest.mark.parametrize(
     "lure", [name for name in LURES if "draw" not in name and name != "concat"]
 )
@@ -372,8 +393,6 @@ def test_a_len_that_is_too_short_gives_so_many(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", PLANS.values(), ids=PLANS)
 def test_a_len_that_is_too_long_names_the_sample_that_is_not_there(asked: dict[str, Any]) -> None:
-    from hasten.errors import DataError
-
     given = []
     said = r"sample 30 of Saying raised IndexError.*its len says 34, so it should have a sample 30"
     with Loader(Saying(34), 4, **asked) as loader, pytest.raises(DataError, match=said):

@@ -179,6 +179,18 @@ def test_measuring_takes_half_a_second_and_passes_over_broken_samples() -> None:
     assert 0 < cost(Broken(1e-3, count=21)).samples < 21
 
 
+@pytest.mark.parametrize("seconds", [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.49, 0.9])
+@pytest.mark.parametrize("batch", [1, 64, 4096])
+def test_the_trial_takes_at_most_a_second(seconds: float, batch: int) -> None:
+    """What takes longer than 0.9 s by itself is ended, see test_feed_measure."""
+    dataset = Timed(seconds, count=100_000)
+    maker = Maker(dataset, None, seed=0, skip_errors=False, batched=True)
+    clock = lambda: dataset.now  # noqa: E731
+    found = measure(maker, len(dataset), batch, clock=clock, cheap_s=0.002 / batch)
+    assert found is not None
+    assert dataset.now <= 1.0
+
+
 class Nothing(kinds.Plain):
     def __getitem__(self, index: int) -> Any:
         raise OSError
