@@ -120,7 +120,7 @@ def placed(
     """A plan's stages after batches are made: what each gives, the last of them to be iterated."""
     given = [items]
     for stage in plan.stages:
-        if stage.name == "pin":
+        if stage.name == "pin" and not plan.pins_beside:
             given.append(_pinned(given[-1]) if ahead is None else ahead.pin(given[-1]))
         elif stage.name == "copy":
             assert ahead is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +31,8 @@ class Ahead:
     and the host batch is held until its copy has run.
 
     Attributes:
-        copy_seconds: host time spent pinning, copying and queueing, in total.
+        copy_seconds: host time of the loop's thread spent pinning, copying and queueing, or
+            waiting for the thread that does, in total.
     """
 
     def __init__(
@@ -72,16 +75,32 @@ class Ahead:
     def _overlapped(self, items: Iterator[Item], plan: Plan) -> Generator[Item, None, None]:
         side = self._on.stream(self._device)
         held: deque[tuple[Any, Any]] = deque()
+        # In a thread of its own where batches are pinned on the way: that copies every byte.
+        thread = self._thread() if plan.pins_beside else None
         try:
-            yield from self._queued(items, plan, side, held)
+            yield from self._queued(items, plan, side, held, thread)
         finally:
+            if thread is not None:
+                thread.shutdown(cancel_futures=True)
             for event, _ in held:  # the copies' source must outlive them
                 event.synchronize()
 
+    def _thread(self) -> ThreadPoolExecutor:
+        def begin() -> None:
+            torch.set_num_threads(1)  # of this thread alone
+            self._on.make_current(self._device)
+
+        return ThreadPoolExecutor(1, thread_name_prefix="hasten-feed-pin", initializer=begin)
+
     def _queued(
-        self, items: Iterator[Item], plan: Plan, side: Any, held: deque[tuple[Any, Any]]
+        self,
+        items: Iterator[Item],
+        plan: Plan,
+        side: Any,
+        held: deque[tuple[Any, Any]],
+        thread: ThreadPoolExecutor | None,
     ) -> Generator[Item, None, None]:
-        ready: deque[tuple[Item, Any, int]] = deque()
+        ready: deque[tuple[int, Any, int, Callable[[], Any]]] = deque()
         waiting_bytes = 0
         more = True
         while True:
@@ -92,29 +111,49 @@ class Ahead:
                 if item is None:
                     more = False
                     break
-                begin = self._clock()
                 number, host, indices = item
-                with self._on.on_stream(side):
-                    batch = self._move(host, self._device, non_blocking=True)
-                    event = self._on.event(self._device)
-                    event.record(side)
-                size = sum(t.numel() * t.element_size() for t in tensors(batch))
-                ready.append(((number, batch, indices), event, size))
+                del item
+                size = sum(t.numel() * t.element_size() for t in tensors(host))
+                copied: Callable[[], Any]
+                if thread is None:
+                    begin = self._clock()
+                    copied = partial(tuple, self._copied(host, side, held))
+                    self.copy_seconds += self._clock() - begin
+                else:
+                    copied = thread.submit(self._pinned_and_copied, host, side, held).result
+                del host
+                ready.append((number, indices, size, copied))
                 waiting_bytes += size
-                held.append((event, host))
-                self._let_go(held)
-                self.copy_seconds += self._clock() - begin
             if not ready:
                 return
-            item, event, size = ready.popleft()
+            number, indices, size, copied = ready.popleft()
             waiting_bytes -= size
+            begin = self._clock()
+            batch, event = copied()
+            self.copy_seconds += self._clock() - begin
+            del copied
             current = self._on.current_stream(self._device)
             current.wait_event(event)
-            for tensor in tensors(item[1]):
+            for tensor in tensors(batch):
                 if tensor.device == self._device:
                     tensor.record_stream(current)
-            yield item
-            del item, event  # else the loop's batch lives on while the next one is made
+            yield number, batch, indices
+            del batch, event  # else the loop's batch lives on while the next one is made
+
+    def _pinned_and_copied(
+        self, host: Any, side: Any, held: deque[tuple[Any, Any]]
+    ) -> tuple[Any, Any]:
+        return self._copied(pinned(host), side, held)
+
+    def _copied(self, host: Any, side: Any, held: deque[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """The batch there, and the event of its copy, which is queued."""
+        with self._on.on_stream(side):
+            batch = self._move(host, self._device, non_blocking=True)
+            event = self._on.event(self._device)
+            event.record(side)
+        held.append((event, host))
+        self._let_go(held)
+        return batch, event
 
     @staticmethod
     def _let_go(held: deque[tuple[Any, Any]]) -> None:

@@ -109,6 +109,12 @@ class Plan:
             raise UsageError(f"plan {self.name} needs prefetch_batches of at least 1")
 
     @property
+    def pins_beside(self) -> bool:
+        """A thread of its own pins batches and queues their copies: those of processes come in
+        ordinary memory, where threads and indexed copies write into pinned memory at once."""
+        return self.pinned and self.ahead_batches > 0 and self.name == "processes"
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """What a batch goes through, in order; what is run is exactly this."""
         found: list[Stage]
@@ -125,7 +131,11 @@ class Plan:
                 Stage(name="make", by=by, workers=workers, ahead_batches=ahead),
                 Stage(name="collate", by=by, workers=workers, ahead_batches=ahead),
             ]
-        if self.pinned and self.name != "resident":
+        if self.pins_beside:
+            found.append(
+                Stage(name="pin", by="thread", workers=1, ahead_batches=self.ahead_batches)
+            )
+        elif self.pinned and self.name != "resident":
             found.append(Stage(name="pin", by="loop"))
         if self.copied and self.name != "resident":
             by = "device" if self.ahead_batches else "loop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hasten
 from hasten.devices import runtime
@@ -33,13 +34,20 @@ SLOW = DeviceSpec(
 PLAN = Plan(name="gather", reason="", copied=True, ahead_batches=2)
 
 
+BESIDE = replace(PLAN, name="processes", workers=1, prefetch_batches=2, pinned=True)
+"""By which a thread of its own pins and copies."""
+
+BOTH = pytest.mark.parametrize("plan", [PLAN, BESIDE], ids=["the loop", "a thread"])
+
+
 class Batch(list[Any]):
     """One whose memory is written to again as soon as nobody holds it."""
 
 
-def items(buffers: int, count: int) -> Iterator[Any]:
-    """Batches in page-locked memory that is used again; never more than `buffers` at a time."""
-    free = deque(torch.empty(1000).pin_memory() for _ in range(buffers))
+def items(buffers: int, count: int, *, pin: bool = True) -> Iterator[Any]:
+    """Batches in memory that is used again, page-locked; never more than `buffers` at a time."""
+    ordinary = (torch.empty(1000) for _ in range(buffers))
+    free = deque(memory.pin_memory() if pin else memory for memory in ordinary)
     for number in range(count):
         memory = free.popleft()
         memory.fill_(float(number))
@@ -49,24 +57,50 @@ def items(buffers: int, count: int) -> Iterator[Any]:
         del batch
 
 
-def hazards_of_training(simulation: Any) -> list[Hazard]:
+class Pages:
+    """Page-locked memory that is used again at once, by whoever pins next: nobody looks for it
+    whether a copy from it has run (PyTorch's own allocator does)."""
+
+    def __init__(self, count: int) -> None:
+        self.free = deque(torch.empty(1000).pin_memory() for _ in range(count))
+
+    def pinned(self, batch: Any) -> Any:
+        memory = self.free.popleft()
+        memory.copy_(batch[0])
+        found = Batch([memory])
+        weakref.finalize(found, self.dropped, memory)
+        return found
+
+    def dropped(self, memory: torch.Tensor) -> None:
+        memory.fill_(-1.0)
+        self.free.append(memory)
+
+
+def hazards_of_training(simulation: Any, plan: Plan) -> list[Hazard]:
     ahead = Ahead(torch.device("cuda", 0))
-    for _, (batch,), _ in ahead.place(items(8, 20), PLAN):
+    for _, (batch,), _ in ahead.place(items(8, 20, pin=not plan.pins_beside), plan):
         (batch * 2).sum()
         assert isinstance(batch, torch.Tensor) and batch.is_cuda
     torch.cuda.synchronize()
     return [event for event in simulation.events if isinstance(event, Hazard)]
 
 
-def test_memory_of_host_batches_is_not_used_again_before_its_copy_has_run() -> None:
+@BOTH
+def test_memory_of_host_batches_is_not_used_again_before_its_copy_has_run(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hasten.simulate(spec=SLOW) as simulation:
-        assert hazards_of_training(simulation) == []
+        monkeypatch.setattr(place_module, "pinned", Pages(8).pinned)
+        assert hazards_of_training(simulation, plan) == []
         copies = [event for event in simulation.events if isinstance(event, Copy)]
         assert len(copies) == 20
         assert all(copy.pinned and copy.non_blocking for copy in copies)
 
 
-def test_without_holding_them_it_is_and_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_without_holding_them_it_is_and_that_is_seen(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the test above would catch: the same code, whose hold on host batches is gone."""
 
     class Forgetful(deque[Any]):
@@ -76,8 +110,107 @@ def test_without_holding_them_it_is_and_that_is_seen(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(place_module, "deque", Forgetful)
     with hasten.simulate(spec=SLOW) as simulation:
-        found = hazards_of_training(simulation)
+        monkeypatch.setattr(place_module, "pinned", Pages(8).pinned)
+        found = hazards_of_training(simulation, plan)
         assert found and {hazard.kind for hazard in found} == {"source-changed"}
+
+
+def test_batches_of_workers_are_pinned_and_copied_by_a_thread() -> None:
+    seen = set()
+
+    def move(*arguments: Any, **options: Any) -> Any:
+        seen.add(threading.current_thread().name.rsplit("_", 1)[0])
+        return hasten.move(*arguments, **options)
+
+    with hasten.simulate(spec=SLOW) as simulation:
+        given = []
+        ahead = Ahead(torch.device("cuda", 0), move=move)
+        for number, (batch,), indices in ahead.place(items(8, 20, pin=False), BESIDE):
+            assert indices == [number]
+            given.append(batch.mean())
+        assert [float(mean) for mean in given] == [float(number) for number in range(20)]
+        copies = [event for event in simulation.events if isinstance(event, Copy)]
+        assert all(copy.pinned and copy.non_blocking for copy in copies[:20])
+        assert not [event for event in simulation.events if isinstance(event, Hazard)]
+    assert seen == {"hasten-feed-pin"}
+
+
+@pytest.mark.parametrize("left", ["closed", "dropped", "at an end", "with an error"])
+def test_the_thread_ends_however_the_epoch_does(left: str) -> None:
+    with hasten.simulate(spec=SLOW) as simulation:
+        ahead = Ahead(torch.device("cuda", 0))
+        placed = ahead.place(items(8, 20, pin=False), BESIDE)
+        next(placed)
+        assert _pinning_threads()
+        if left == "closed":
+            placed.close()
+        elif left == "dropped":
+            del placed
+        elif left == "at an end":
+            assert len(list(placed)) == 19
+        else:
+            with pytest.raises(ZeroDivisionError):
+                _fails_in(placed)
+            del placed
+        assert not _pinning_threads()
+        assert not [event for event in simulation.events if isinstance(event, Hazard)]
+
+
+def _fails_in(placed: Iterator[Any]) -> None:
+    for _ in placed:
+        raise ZeroDivisionError
+
+
+def _pinning_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("hasten-feed-pin")]
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_by_the_loop_s_next() -> None:
+    class Unpinnable:
+        def pin_memory(self) -> None:
+            raise RuntimeError("no page can be locked")
+
+    def given() -> Iterator[Any]:
+        yield from items(2, 2, pin=False)
+        yield 2, Unpinnable(), [2]
+
+    with hasten.simulate(spec=SLOW):
+        found = []
+        with pytest.raises(RuntimeError, match="no page can be locked"):
+            for number, _, _ in Ahead(torch.device("cuda", 0)).place(given(), BESIDE):
+                found.append(number)
+        assert found == [0, 1]
+        assert not _pinning_threads()
+
+
+class Images(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((30, 100), float(index)), index
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_worker_processes_and_the_device(taken: bool) -> None:
+    dataset = Images()
+    expected = list(DataLoader(dataset, 4))
+    with hasten.simulate(spec=SLOW) as simulation:
+        loader = (
+            Loader.from_dataloader(DataLoader(dataset, 4, num_workers=2))
+            if taken
+            else Loader(dataset, 4, num_workers=2)
+        )
+        placed = loader.to("cuda")
+        assert "pin       into page-locked memory: 1 thread" in placed.explain()
+        for _ in range(2):
+            loader.set_epoch(0)
+            for ours, theirs in zip(placed, expected, strict=True):
+                assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
+        copies = [event for event in simulation.events if isinstance(event, Copy)]
+        assert [copy for copy in copies if copy.pinned and copy.non_blocking]
+        assert not [event for event in simulation.events if isinstance(event, Hazard)]
+        loader.close()
 
 
 def test_copies_run_beside_the_computation_and_the_host_does_not_wait() -> None:
