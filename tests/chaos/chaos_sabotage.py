@@ -18,6 +18,7 @@ def no_checksums() -> None:
         return manifest.open_regular(path)
 
     manifest.open_verified = opened
+    manifest.verify = lambda path, status, sha256, digest: None
     manifest.is_whole = lambda raw: True
     manifest._check_size = lambda path, size: None
 
@@ -57,9 +58,9 @@ def removed_too_early() -> None:
 
 def begun_anew() -> None:
     """A run that is resumed finds no checkpoint, and does not say so."""
-    from hasten.train.folder import RunFolder
+    from hasten.train.saving import Saver
 
-    RunFolder.newest = lambda self, say, **options: None
+    Saver._newest = lambda self: None
 
 
 def no_position() -> None:
