@@ -222,12 +222,14 @@ class Run(Lookout):
         Raises:
             NonFiniteLoss: it is NaN or infinite: at once on the host, at the next log point on
                 an accelerator (which is not made to wait for it).
-            UsageError: the loss is not one number.
+            UsageError: the loss is not one number, or ``over`` says nothing.
         """
         self.timeline.start(phases.BACKWARD)
         samples, several = self._mine, self.world.size
         counted: torch.Tensor | None = None
         if isinstance(over, str):
+            if over not in ("samples", "nothing"):
+                raise UsageError(f"over={over!r}: 'samples', 'nothing' (a sum), or a number")
             if over == "nothing" and several > 1:  # as a mean over samples: their number of them
                 loss = loss * (self._samples / max(samples, 1))
         else:

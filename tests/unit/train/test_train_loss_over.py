@@ -49,6 +49,16 @@ def test_what_says_nothing_is_refused(given: Any) -> None:
         hasten.Trainer(mlp(), loss=nn.CrossEntropyLoss(), loss_over=given)
 
 
+def test_a_word_that_says_nothing_is_refused_in_a_loop_of_ones_own() -> None:
+    model = nn.Linear(6, 3)
+    run = hasten.Run(**QUIET)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UsageError, match="over='tokens'"):
+        for _ in run.epochs(1):
+            for x, _ in run.batches(batches([4])):
+                run.backward(model(x).sum(), over="tokens")  # type: ignore[arg-type]
+
+
 def weighted() -> nn.Module:
     return nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 7.0]))
 
