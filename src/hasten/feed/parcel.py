@@ -32,7 +32,7 @@ _TOGETHER = 1 << 16  # bytes; smaller ones go to one segment
 _PART = 4  # a tensor that is a smaller part of its memory than this travels without the rest
 
 
-class OnDeviceError(Exception):
+class OnDeviceError(RuntimeError):
     """A tensor that is not on the host: its argument is the device."""
 
 
@@ -294,7 +294,10 @@ def lend(arena: Arena) -> None:
 
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != "cpu":
-            return original(size, device=device)  # type: ignore[no-untyped-call]
+            try:
+                return original(size, device=device)  # type: ignore[no-untyped-call]
+            except RuntimeError as error:  # a device of which PyTorch itself knows nothing
+                raise OnDeviceError(str(device)) from error
         buffer = arena.lent(size) if size > SMALL_BYTES else None
         return _ordinary(size) if buffer is None else _storage_of(buffer)
 

@@ -210,6 +210,8 @@ def init_failure(function: Callable[[int], None], worker: int, error: Exception)
 
 def said(error: Exception) -> str:
     """An error of a worker process in one line."""
+    if isinstance(error, OnDeviceError):
+        return on_device(str(error))
     text = text_of(error)
     if not isinstance(error, DataError):
         text = f"{type(error).__name__}: {text}"

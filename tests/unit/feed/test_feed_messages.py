@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    default_collate,
+)
 
 import hasten
 from hasten.errors import DataError
@@ -267,21 +275,65 @@ def test_what_cannot_travel_is_made_in_the_loop_s_thread_where_it_was() -> None:
 
 class OnDevice(kinds.Plain):
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.ones(2, device=hasten.device())
+        return torch.ones(2000, device=hasten.device())
 
 
-@pytest.mark.parametrize("way", ["processes", "taken, workers"])
+class StreamOnDevice(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        yield from OnDevice()
+
+
+@dataclass
+class Held:
+    values: torch.Tensor
+
+
+def _placing(make: Callable[[], Any]) -> Callable[[Any], Any]:
+    return lambda samples: make()
+
+
+ON_DEVICE: dict[str, tuple[Any, Any]] = {
+    "samples": (OnDevice(), None),
+    "a stream's": (StreamOnDevice(), None),
+    "samples as they are": (OnDevice(), lambda samples: samples),
+    "in a dataclass": (OnDevice(), lambda samples: Held(default_collate(samples))),
+    "the batch": (kinds.Plain(), _placing(lambda: torch.ones(3, device=hasten.device()))),
+    "a parameter": (
+        kinds.Plain(),
+        _placing(lambda: torch.nn.Parameter(torch.ones(3, device=hasten.device()))),
+    ),
+    "sparse": (
+        kinds.Plain(),
+        _placing(lambda: torch.eye(3, device=hasten.device()).to_sparse()),
+    ),
+    "a storage": (
+        kinds.Plain(),
+        _placing(lambda: torch.ones(3, device=hasten.device()).untyped_storage()),
+    ),
+}
+
+
+@pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("in_use", [False, True])
-def test_device_tensors_made_in_workers(way: str, in_use: bool) -> None:
+@pytest.mark.parametrize("what", ON_DEVICE)
+def test_device_tensors_made_in_workers(what: str, in_use: bool, taken: bool) -> None:
+    dataset, collate = ON_DEVICE[what]
+    options: Any = {"num_workers": 1, "collate_fn": collate}
     with hasten.simulate():
         if in_use:  # then a forked process cannot use it at all
             torch.ones(1, device=hasten.device())
-        error = failure(way, OnDevice())
+        loader = (
+            Loader.from_dataloader(DataLoader(dataset, 4, **options))
+            if taken
+            else Loader(dataset, 4, **options)
+        )
+        with loader, pytest.raises(DataError) as caught:
+            list(loader)
     words = (
         "Cannot re-initialize CUDA in forked subprocess" if in_use else "made a tensor on cuda:0"
     )
-    assert words in str(error)
-    assert "Worker processes share no accelerator: leave samples on the host" in str(error)
+    assert words in str(caught.value)
+    assert "Worker processes share no accelerator: leave samples on the host" in str(caught.value)
 
 
 class Lying(IterableDataset):
