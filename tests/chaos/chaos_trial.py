@@ -109,6 +109,7 @@ class Trial:
 
     def begin(self, before: Callable[[], None] = lambda: None, *words: str) -> Child:
         """Start the run, and wait until it is in its folder."""
+        self._heard = len(self.heard())
         child = self.start(*SETTINGS, *self.words, *words, "--name", "run", before=before)
         until(child, lambda: (self.folder / "config.json").exists())
         return child

@@ -36,6 +36,20 @@ def finite(value: Any) -> Any:
     return str(value)
 
 
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value of JSON is one of a field's kind; a number that is missing is NaN."""
+    if kind.startswith("Mapping"):
+        numbers = "Any" not in kind
+        return isinstance(value, dict) and all(
+            not numbers or _fits(item, "float") for item in value.values()
+        )
+    if value is None:
+        return kind.endswith("None") or kind == "float"
+    if isinstance(value, bool | str):
+        return type(value).__name__ == kind
+    return isinstance(value, int) or (isinstance(value, float) and kind.startswith("float"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What the kinds of records share: a kind, and JSON both ways."""
@@ -51,12 +65,15 @@ class Record:
         """The record that :meth:`to_json` wrote; unknown fields are passed over.
 
         Raises:
-            ValueError: a field without a default is missing; the message names it.
+            ValueError: a field without a default is missing, or has a value of another kind; the
+                message names it.
         """
         values: dict[str, Any] = {}
         for f in fields(cls):
             if f.name in data:
                 value = data[f.name]
+                if not _fits(value, str(f.type)):
+                    raise ValueError(f"in a record of kind {cls.kind!r} {f.name} is {value!r:.80}")
                 values[f.name] = math.nan if value is None and f.type == "float" else value
             elif f.default is MISSING and f.default_factory is MISSING:
                 raise ValueError(f"a record of kind {cls.kind!r} lacks the field {f.name!r}")

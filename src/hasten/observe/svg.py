@@ -51,10 +51,12 @@ def line_chart(label: str, series: Sequence[Series], *, x_label: str, percent: b
     left, right = min(x for x, _ in drawn), max(x for x, _ in drawn)
     if left == right:
         left, right = left - 1, right + 1
+    # So large that a step more or less is the same number, there is no width or height.
+    width, height = (right - left) or 1.0, (high - low) or 1.0
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - left) / (right - left)
-        up = (min(max(y, low), high) - low) / (high - low)
+        across = (x - left) / width
+        up = (min(max(y, low), high) - low) / height
         return (
             _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
             _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),

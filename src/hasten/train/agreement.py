@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from hasten.errors import HastenError
 from hasten.train.world import World
@@ -89,7 +90,7 @@ class RankLog(io.TextIOBase):
     def _write_out(self, path: Path) -> None:
         try:
             # Opened anew: the folder may have been removed and made again, a file been cut short.
-            with path.open("ab") as file:
+            with _opened(path) as file:
                 while self._waiting:
                     file.write(self._waiting[0].encode(errors="backslashreplace"))
                     file.flush()
@@ -106,7 +107,7 @@ class RankLog(io.TextIOBase):
         path = folder / FOLDER / f"rank-{self._rank}.log"
         try:
             path.parent.mkdir(exist_ok=True)
-            path.open("ab").close()
+            _opened(path).close()
         except OSError as error:
             raise HastenError(f"cannot write {path}: {error.strerror}") from error
         self._path = path
@@ -115,3 +116,9 @@ class RankLog(io.TextIOBase):
     def shut(self) -> None:
         """Leave the file; what is said later is kept for another."""
         self._path = None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to write on at its end; a link could lead out of the run's folder."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "ab")

@@ -17,7 +17,7 @@ from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.observe import log
 from hasten.observe.log import RunLog
 from hasten.observe.records import AnyRecord
-from hasten.train import atomic, checkpoint, manifest
+from hasten.train import agreement, atomic, checkpoint, manifest, watchdog
 from hasten.train.background import Background
 from hasten.train.buffers import HostBuffers
 from hasten.train.lock import FolderLock
@@ -296,7 +296,7 @@ def _refuse_links(path: Path) -> None:
     Raises:
         HastenError: there is one; names it.
     """
-    for name in (checkpoint.FOLDER, CONFIG, log.NAME):
+    for name in (checkpoint.FOLDER, CONFIG, log.NAME, agreement.FOLDER, watchdog.FOLDER):
         if (path / name).is_symlink():
             raise HastenError(
                 f"{path / name} is a symbolic link, and could lead out of the run's folder: put"

@@ -102,13 +102,18 @@ def mark_best(folder: str | Path, checkpoint: str | Path, **why: Any) -> None:
 
     Raises:
         CheckpointError: it is no checkpoint, or the disk is full and the like.
+        UsageError: ``why`` is no JSON (no NaN, no objects).
     """
     folder = Path(folder)
     found = manifest.read(folder / Path(checkpoint).name)
     mark = {"schema": manifest.SCHEMA, "folder": found.path.name, "step": found.step} | why
     try:
+        text = json.dumps(mark, indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"what is kept beside the best must be JSON: {error}") from error
+    try:
         with atomic.new_file(folder / BEST) as temporary:
-            temporary.write_bytes((json.dumps(mark, indent=1) + "\n").encode())
+            temporary.write_bytes(text.encode())
     except OSError as error:
         raise manifest.failure("save", folder / BEST, error) from error
 

@@ -160,7 +160,7 @@ def _refusal(path: Path, descriptor: int) -> str:
         who = json.loads(os.read(descriptor, _LIMIT_BYTES))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(who["since"])))
         holder = f"process {int(who['pid'])} on {who['host']!s:.64}, since {since}"
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError):
         holder = "another process"  # it has the lock and has not written yet who it is
     return (
         f"a run is under way in {path.parent} ({holder}): two would spoil each other's files;"

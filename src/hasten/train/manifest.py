@@ -138,12 +138,24 @@ def parse_json(raw: bytes) -> Any:
     """What JSON says.
 
     Raises:
-        ValueError: it is none, or is nested beyond all reason.
+        ValueError: it is none, is nested beyond all reason, says something twice (of which
+            readers could each believe another), or has numbers that are none.
     """
     try:
-        return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=_once, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it says something twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"it has {text}, which is no number of JSON")
 
 
 def render(manifest: dict[str, Any]) -> bytes:
@@ -189,7 +201,7 @@ def _malformed(data: dict[str, Any]) -> str | None:
         size = entry.get("bytes") if isinstance(entry, dict) else None
         if type(size) is not int or size < 0 or not isinstance(entry.get("sha256"), str):
             return f"its entry for {name} is {entry!r}"
-    if any(type(data.get(key)) is not int or data[key] < 0 for key in ("step", "epoch")):
+    if any(type(data.get(k)) is not int or not 0 <= data[k] < 2**63 for k in ("step", "epoch")):
         return "its step or epoch is no count"
     if not isinstance(data.get("meta"), dict):
         return "its meta is no dictionary"

@@ -135,6 +135,7 @@ class Source:
         return {
             "batches": self.batches_done,
             "of": self.batches,
+            "batch_size": _batch_size(self.loader),
             "loader": self.fed.state_dict() if self.fed is not None else {},
             "rng": self._rng_at_epoch if self.fed is None and within else None,
             "generators": own,
@@ -144,12 +145,19 @@ class Source:
         """Make the next :meth:`start` begin where ``state`` was taken.
 
         Raises:
-            CheckpointError: it was taken in the middle of an epoch of another length.
+            CheckpointError: it was taken in the middle of an epoch of another length, or of batches
+                of another size.
         """
         if state["batches"] and state["of"] != self.batches:
             raise CheckpointError(
                 f"the checkpoint was made in an epoch of {state['of']} batches, and this loader"
                 f" gives {self.batches}: go on with the data and the batch size of the run"
+            )
+        before, now = state.get("batch_size"), _batch_size(self.loader)
+        if state["batches"] and None not in (before, now) and before != now:
+            raise CheckpointError(
+                f"the checkpoint was made in an epoch of batches of {before}, and this loader's are"
+                f" of {now}: go on with the batch size of the run, at least to the epoch's end"
             )
         self._resume = state if state["batches"] else None
         for generator, kept in zip(self._generators, state["generators"], strict=False):
@@ -168,6 +176,11 @@ class Source:
         finally:
             close(batches)
             self.fed.load_state_dict(kept)
+
+
+def _batch_size(loader: Any) -> int | None:
+    size = getattr(loader, "batch_size", None)
+    return size if type(size) is int else None
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 import hasten
 from hasten.devices import runtime
 from hasten.devices.runtime import autocast_dtypes
-from hasten.errors import CheckpointError, UsageError
+from hasten.errors import CheckpointError, HastenError, UsageError
 from hasten.observe.records import EpochRecord
 from hasten.train import pieces, weights
 from hasten.train.checkpoint import Saved
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hasten.train.keeping import Keeper
 
 # How an optimizer computes, not what it has learned: the device at hand decides, not the file.
+_OF_OTHERS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 _OWN_WAYS = ("fused", "foreach", "capturable", "differentiable")
 
 
@@ -94,8 +96,23 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
         The positions in the loaders, in the order in which the run first used them.
 
     Raises:
-        CheckpointError: what was prepared does not fit what was saved.
+        CheckpointError: what was prepared does not fit what was saved, or that is not what hasten
+            saves.
     """
+    try:
+        return _apply(run, saved)
+    except HastenError:
+        raise
+    except _OF_OTHERS as error:  # its checksums are right, and somebody else has written it
+        if runtime.is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{saved.path} holds what hasten does not write, or what this run cannot take"
+            f" ({type(error).__name__}: {error}); use another checkpoint"
+        ) from error
+
+
+def _apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
     training, source = saved.training, str(saved.path)
     states = [saved.model, *training["modules"]]
     if len(run.modules) != len(states):
@@ -128,7 +145,10 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
         run.scaler.load_state_dict(training["scaler"])
     run.epoch, run.global_step = saved.meta["epoch"], saved.meta["step"]
     run.history = [EpochRecord.from_json(record) for record in saved.meta["history"]]
-    run.best = tuple(saved.meta["best"]) if saved.meta["best"] else None
+    run.best = None
+    if saved.meta["best"]:
+        value, step = saved.meta["best"]
+        run.best = float(value), int(step)
     run.spent = Spent.from_json(training["spent"])
     if run.world.is_main:  # the sums are those of all processes
         run.meter.restore(training["loss"])
@@ -138,7 +158,12 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
         set_rng_state(generators[rank], run.device)
     else:
         fork_generators(rank, run.device)
-    return list(training["sources"])
+    positions = list(training["sources"])
+    for position in positions:  # what is taken from them later must be there
+        _ = int(position["batches"]), position["of"], [*position["generators"]]
+        if position["batches"] and position["loader"]:
+            _ = int(position["loader"]["epoch"]), int(position["loader"]["batch"])
+    return positions
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -271,4 +296,6 @@ def describe(run: Keeper, epochs: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # which JSON has no number for
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -39,6 +39,7 @@ _DTYPES = {
 }
 _ALIGNED_BYTES = 8
 _PIECE_BYTES = 2**20
+_MOST_DIMENSIONS = 64  # as many as torch has
 
 
 def write(
@@ -146,6 +147,7 @@ def entry(path: Path, name: str, said: Any) -> tuple[torch.dtype, tuple[int, ...
     if (
         dtype is None
         or not isinstance(shape, list)
+        or len(shape) > _MOST_DIMENSIONS
         or not isinstance(offsets, list)
         or len(offsets) != 2
         or any(type(number) is not int or number < 0 for number in (*shape, *offsets))

@@ -245,7 +245,7 @@ class Watchdog:
                 "excused": bool(sign["excused"]),
                 **{name: str(sign[name]) for name in ("life", "where", "does", "who")},
             }
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
 

@@ -514,6 +514,14 @@ def test_other_data_in_the_middle_of_an_epoch_is_refused(tmp_path: Path):
         run_once(tmp_path / "run", lambda: loader(seed=5), resume=True)
 
 
+def test_another_batch_size_in_the_middle_of_an_epoch_is_refused(tmp_path: Path):
+    """Though it makes as many batches: the samples would be others."""
+    with pytest.raises(Interrupted):
+        run_once(tmp_path / "run", lambda: loader(points(20)), at=1, act=INTERRUPT)
+    with pytest.raises(CheckpointError, match="batches of 8, and this loader's are of 9"):
+        run_once(tmp_path / "run", lambda: loader(points(20), batch_size=9), resume=True)
+
+
 def test_a_stream_that_has_become_shorter_is_said(tmp_path: Path):
     class Unsized:
         def __init__(self, count: int) -> None:

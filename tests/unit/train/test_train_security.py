@@ -22,7 +22,7 @@ from torch import nn
 from train_helpers import loader, trainer
 
 from hasten.errors import CheckpointError, HastenError
-from hasten.train import checkpoint, manifest, weights
+from hasten.train import agreement, checkpoint, manifest, weights
 
 
 class Evil:
@@ -275,6 +275,114 @@ def test_json_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
         checkpoint.load(path, map_location="cpu")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"schema": 1, "step": 1, "step": 2', "it says something twice"),
+        ('{"schema": 1, "step": NaN', "NaN, which is no number"),
+        ('{"schema": 1, "step": -Infinity', "-Infinity, which is no number"),
+        ('{"schema": 1, "meta": {"a": {"b": 1, "b": 1}}', "it says something twice"),
+        ('{"schema": 1, "step": ' + "9" * 5000, "no JSON"),
+        ('{"schema": 1, "step": ' + "9" * 30 + ', "files": {"model.pt": {"bytes": 1, "sha256":'
+         ' ""}, "training.pt": {"bytes": 1, "sha256": ""}}', "no count"),
+    ],
+)  # fmt: skip
+def test_a_manifest_by_hand_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "step-00000001"
+    checkpoint.save(path, model={"w": torch.ones(2)}, training={}, meta={"step": 1})
+    body = text.encode() + b',\n "checksum": "'
+    sealed = body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+    (path / "checkpoint.json").write_bytes(sealed)
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoint.load(path, map_location="cpu")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"w": {"dtype": "F32", "shape": [1] * 100_000, "data_offsets": [0, 4]}},
+        {"w": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]}},
+        {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
+        {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**70]}},
+        {"w": {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}},
+        {"../../w": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}},
+        {"w": [1]},
+        [1],
+    ],
+)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_header_by_hand_is_refused(tmp_path: Path, header: Any, in_parts: bool) -> None:
+    """Of a file of weights, and of a part of a checkpoint."""
+    if in_parts and isinstance(header, dict):
+        place = json.dumps([["model", "w"], [1], [0]])
+        header = {place if name == "w" else name: entry for name, entry in header.items()}
+    text = json.dumps(header).encode()
+    raw = struct.pack("<Q", len(text)) + text + bytes(4)
+    if not in_parts:
+        (tmp_path / "w.safetensors").write_bytes(raw)
+        with pytest.raises(CheckpointError, match=r"w\.safetensors"):
+            weights.load_into(
+                nn.ParameterDict({"w": torch.ones(1)}),
+                weights.read(tmp_path / "w.safetensors"),
+                source=str(tmp_path / "w.safetensors"),
+            )
+        return
+    path = tmp_path / "step-00000001"
+    checkpoint.save(path, model={"w": None}, training={}, meta={"step": 1})
+    (path / "part-00000.safetensors").write_bytes(raw)
+    resealed(path, lambda d: d.update(schema=2), extra=["part-00000.safetensors"])
+    with pytest.raises(CheckpointError):
+        saved = checkpoint.load(path, map_location="cpu")
+        weights.load_into(nn.ParameterDict({"w": torch.ones(1)}), saved.model, source="it")
+
+
+def resealed(path: Path, change: Any, extra: Any = ()) -> None:
+    """A checkpoint whose files and manifest were changed, with right checksums."""
+    data = json.loads((path / "checkpoint.json").read_text())
+    del data["checksum"]
+    for name in (*data["files"], *extra):
+        raw = (path / name).read_bytes()
+        sha256 = hashlib.sha256(raw).hexdigest()
+        data["files"][name] = {"sha256": sha256, "bytes": len(raw)}
+    change(data)
+    (path / "checkpoint.json").write_bytes(manifest.render(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["meta"].pop("kinds"),
+        lambda d: d["meta"].update(history=[{"epoch": "1"}]),
+        lambda d: d["meta"]["history"][0].update(loss="x"),
+        lambda d: d["meta"]["history"][0].update(phases={"wait": "x"}),
+        lambda d: d["meta"].update(best="x"),
+        lambda d: d["meta"].update(best=[1]),
+        lambda d: d["meta"].update(precision=3),
+        lambda d: d["meta"].update(kinds=[]),
+    ],
+)
+def test_a_run_is_not_gone_on_with_from_what_somebody_made_up(tmp_path: Path, change: Any) -> None:
+    folder = tmp_path / "run"
+    trainer(folder=folder).fit(loader(), epochs=1)
+    resealed(checkpoint.find(folder), change)
+    with pytest.raises(CheckpointError, match="hasten does not write"):
+        trainer(folder=folder, resume=True).fit(loader(), epochs=2)
+
+
+@pytest.mark.parametrize("name", ["rng", "sources", "optimizers", "loss", "spent"])
+def test_nor_from_a_state_that_somebody_made_up(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    trainer(folder=folder).fit(loader(), epochs=1)
+    path = checkpoint.find(folder)
+    for junk in ("x", 3, [[3]], {"a": torch.ones(2)}):
+        state = torch.load(path / "training.pt", weights_only=True)
+        torch.save(state | {name: junk}, path / "training.pt")
+        resealed(path, lambda data: None)
+        with pytest.raises(CheckpointError):
+            trainer(folder=folder, resume=True).fit(loader(), epochs=2)
+        torch.save(state, path / "training.pt")
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", sys.executable, "/dev/zero", "/dev/stdin"])
 def test_files_of_other_kinds_are_named_as_such(path: str) -> None:
     if not Path(path).exists():
@@ -288,16 +396,25 @@ def test_files_of_other_kinds_are_named_as_such(path: str) -> None:
 
 
 def test_a_link_in_a_run_s_folder_is_not_written_through(tmp_path: Path) -> None:
-    for name in ("checkpoints", "metrics.jsonl", "config.json"):
+    for name in ("checkpoints", "metrics.jsonl", "config.json", "ranks", ".ranks"):
         folder, outside = tmp_path / f"run-{name}", tmp_path / f"outside-{name}"
         folder.mkdir()
-        outside.mkdir() if name == "checkpoints" else outside.write_text("mine\n")
+        outside.mkdir() if "." not in name[1:] else outside.write_text("mine\n")
         (folder / name).symlink_to(outside)
         with pytest.raises(HastenError, match="symbolic link"):
             trainer(folder=folder, resume=True).fit(loader(), epochs=1)
         assert (
             list(outside.iterdir()) == [] if outside.is_dir() else (outside.read_text() == "mine\n")
         )
+
+
+def test_a_rank_s_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "outside").write_text("mine\n")
+    (tmp_path / "ranks" / "rank-1.log").symlink_to(tmp_path / "outside")
+    with pytest.raises(HastenError, match=r"rank-1\.log"):
+        agreement.RankLog(1).open(tmp_path)
+    assert (tmp_path / "outside").read_text() == "mine\n"
 
 
 def test_a_checkpoint_that_is_a_link_is_passed_over(tmp_path: Path) -> None:
