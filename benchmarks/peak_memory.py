@@ -64,16 +64,33 @@ def _wait_for(word: str, lines: Iterable[str]) -> None:
 
 
 def _held(process: int) -> int:
-    """Bytes of a process and its children, their children's too."""
-    total = 0
-    left = [str(process)]
+    """Bytes of a process and its children, their children's too.
+
+    One that is forked while this looks would have what it shares counted in its parent as well:
+    such a look is thrown away.
+    """
+    while True:
+        tree = _tree(process)
+        total = sum(map(_share, tree))
+        if _tree(process) == tree:
+            return total
+
+
+def _tree(process: int) -> list[int]:
+    found, left = [], [process]
     while left:
-        place = Path("/proc", left.pop())
-        try:
-            rollup = (place / "smaps_rollup").read_text()
-            total += next(1024 * int(n.split()[1]) for n in rollup.splitlines() if n[:4] == "Pss:")
-            for task in (place / "task").iterdir():
-                left += (task / "children").read_text().split()
-        except (OSError, StopIteration):  # it has ended meanwhile
-            continue
-    return total
+        found.append(left.pop())
+        for task in Path(f"/proc/{found[-1]}/task").glob("*/children"):
+            try:
+                left += map(int, task.read_text().split())
+            except OSError:  # it has ended meanwhile
+                continue
+    return found
+
+
+def _share(process: int) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:  # likewise
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))

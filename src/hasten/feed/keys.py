@@ -36,16 +36,27 @@ def mix(*words: int) -> int:
     """Hash whole numbers (their lowest 64 bits) to one of 64 bits."""
     state = 0
     for word in words:
-        state = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
-        state = (state ^ (state >> 30)) * _FIRST & _MASK
-        state = (state ^ (state >> 27)) * _SECOND & _MASK
-        state ^= state >> 31
+        state = _finished(state ^ (word & _MASK))
     return state
+
+
+def _finished(state: int) -> int:
+    """splitmix64 of a word of 64 bits."""
+    state = (state + _GOLDEN) & _MASK
+    state = (state ^ (state >> 30)) * _FIRST & _MASK
+    state = (state ^ (state >> 27)) * _SECOND & _MASK
+    return state ^ (state >> 31)
+
+
+@lru_cache(maxsize=16)
+def _of_epoch(seed: int, epoch: int) -> int:
+    """What all keys of an epoch begin with; threads ask for one a sample."""
+    return mix(seed, epoch)
 
 
 def sample_key(seed: int, epoch: int, index: int) -> int:
     """64 bits for one sample of one epoch: the whole of a sample's randomness."""
-    return mix(seed, epoch, index)
+    return _finished(_of_epoch(seed, epoch) ^ (index & _MASK))
 
 
 def sample_keys(seed: int, epoch: int, indices: Indices) -> Words:

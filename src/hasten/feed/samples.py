@@ -305,7 +305,7 @@ class Maker:
             where = f"describe_sample failed too: {second}"
         name = f"sample {index!r}" + (f" ({where})" if where else "")
         if isinstance(error, DataError):
-            return f"{name}: {error}"
+            return f"{name}: {str(error).removeprefix(f'{where}: ')}"
         transform = transform_of(self.dataset, error)
         within = f" in its transform {transform}" if transform else ""
         kind = type(error).__name__

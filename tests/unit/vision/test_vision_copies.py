@@ -186,6 +186,19 @@ def test_memory_is_bounded() -> None:
     assert (again.limit_bytes, again.used_bytes) == (250, 0)
 
 
+def test_full_memory_is_said_once() -> None:
+    said: list[str] = []
+    store = InMemory(250, say=said.append)
+    for number in range(2):
+        store.put(key(Path(str(number))), copy_of(number))
+    assert said == []
+    for number in range(2, 5):
+        store.put(key(Path(str(number))), copy_of(number))
+    assert len(said) == 1
+    assert "hold 2 pictures" in said[0]
+    assert "training goes on" in said[0]
+
+
 def test_the_disk_is_bounded_and_says_so_once(tmp_path: Path) -> None:
     said: list[str] = []
     store = on_disk(tmp_path, 400, said.append)
@@ -392,6 +405,7 @@ def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, monkeypatch) 
         copies.of(str(path), name="a")
     assert len(said) == 1
     assert "cannot be used" in said[0]
+    assert copies.store.describe() == "", "nothing of a cache that there is not"
 
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))

@@ -38,7 +38,7 @@ class Store(Protocol):
         ...
 
     def describe(self) -> str:
-        """One line: where, and how much at most."""
+        """One line: where, and how much at most; empty where nothing can be kept."""
         ...
 
 
@@ -82,9 +82,13 @@ class InMemory:
 
     Args:
         limit_bytes: that they take at most; None is half of the memory that is free now.
+        say: told, once, when there is room for no more.
     """
 
-    def __init__(self, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int | None = None, *, say: Callable[[str], None] | None = None
+    ) -> None:
+        self._say = say
         self.limit_bytes = _free_memory() if limit_bytes is None else limit_bytes
         self.used_bytes = 0
         self._copies: dict[str, tuple[Key, Copy]] = {}
@@ -104,6 +108,14 @@ class InMemory:
             if self.used_bytes + copy.content.nbytes <= self.limit_bytes:
                 self._copies[key[0]] = key, copy
                 self.used_bytes += copy.content.nbytes
+                return
+            say, self._say = self._say, None
+        if say is not None:
+            say(
+                f"cache: {gigabytes(self.limit_bytes)} of memory hold {len(self._copies):,} "
+                "pictures; training goes on, others are decoded each time. Give more by "
+                "--cache-bytes, or --cache disk"
+            )
 
     def describe(self) -> str:
         """See `Store`."""
@@ -134,7 +146,7 @@ def store_of(cache: str, limit_bytes: int | None, say: Callable[[str], None]) ->
     Args:
         cache: one of ``CACHES``.
         limit_bytes: that copies take at most; None chooses.
-        say: told, once, that the disk takes no more.
+        say: told, once, that there is room for no more.
 
     Raises:
         UsageError: as :func:`check_cache`; or there is a limit and no cache; or files are kept
@@ -146,7 +158,7 @@ def store_of(cache: str, limit_bytes: int | None, say: Callable[[str], None]) ->
             raise UsageError("cache-bytes is for a cache: give --cache ram or --cache disk too")
         return None
     if cache == "ram":
-        return InMemory(limit_bytes)
+        return InMemory(limit_bytes, say=say)
     from .disk_copies import OnDisk, default_folder
 
     return OnDisk(default_folder(), limit_bytes, say=say)

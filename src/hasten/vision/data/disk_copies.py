@@ -116,7 +116,9 @@ class OnDisk:
             self._since_count += size
 
     def describe(self) -> str:
-        """One line: where, and how much at most."""
+        """See `Store`."""
+        if self._closed:
+            return ""
         return (
             f"decoded copies in {show(self.folder)}, {gigabytes(self.used_bytes)} of at most "
             f"{gigabytes(self.limit_bytes)} there"

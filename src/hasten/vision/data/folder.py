@@ -206,8 +206,8 @@ def load_folder(
     )
     total = len(train.paths) + len(val.paths) + len(problems)
     store = store_of(cache, cache_bytes, say)
-    if store is not None:
-        say(f"Cache: {store.describe()}")
+    if store is not None and (line := store.describe()):
+        say(f"Cache: {line}")
     copies = Copies(store, size=size, channels=channels) if store is not None else None
 
     def dataset(files: _Files, random: bool) -> ImageFolderDataset:

@@ -97,15 +97,14 @@ def random_crop(height: int, width: int, key: int) -> Crop:
         width: of the image, in pixels.
         key: 64 bits.
     """
-    draws = _Draws(key)
-    mirror = draws.next() < 0.5
-    for _ in range(_TRIES):
-        area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * draws.next())
-        ratio = math.exp(_RATIO * (2 * draws.next() - 1))
+    mirror = _draw(key, 1) < 0.5
+    for first in range(2, 2 + 2 * _TRIES, 2):
+        area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * _draw(key, first))
+        ratio = math.exp(_RATIO * (2 * _draw(key, first + 1) - 1))
         wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
-            top = int(draws.next() * (height - high + 1))
-            left = int(draws.next() * (width - wide + 1))
+            top = int(_draw(key, first + 2) * (height - high + 1))
+            left = int(_draw(key, first + 3) * (width - wide + 1))
             return Crop(top=top, left=left, height=high, width=wide, mirror=mirror)
     longest = math.exp(_RATIO)
     wide = max(1, min(width, round(height * longest)))
@@ -115,17 +114,12 @@ def random_crop(height: int, width: int, key: int) -> Crop:
     )
 
 
-class _Draws:
-    """Numbers in [0, 1) from a key, by splitmix64: a microsecond for all that an image needs.
+def _draw(key: int, number: int) -> float:
+    """The ``number``-th draw in [0, 1) from a key, by splitmix64.
 
-    numpy's generators take ten to be made, for each image.
+    numpy's generators take ten microseconds to be made, for each image.
     """
-
-    def __init__(self, key: int) -> None:
-        self._state = key & _MASK
-
-    def next(self) -> float:
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
-        word = (self._state ^ (self._state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-        word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
-        return ((word ^ (word >> 31)) >> 11) * 2.0**-53
+    state = (key + number * 0x9E3779B97F4A7C15) & _MASK
+    word = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
+    return ((word ^ (word >> 31)) >> 11) * 2.0**-53
