@@ -77,6 +77,8 @@ class FolderLock:
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
+        if descriptor not in _open:
+            return  # in a forked child, which has closed it, and where its number is another's
         with contextlib.suppress(OSError):  # left over, it means nothing
             if _is_at(descriptor, self.path):
                 self.path.unlink()

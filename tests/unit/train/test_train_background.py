@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,41 @@ def test_by_the_clock_a_checkpoint_that_is_due_waits_for_the_disk_and_training_d
 
     train(run, 1, {4: go})
     assert held.steps == [1, 4, 5]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_it_is_written_disturbs_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers that load data are made."""
+    held = Held(monkeypatch)
+    run = hasten.Run(**QUIET, folder=tmp_path / "run", checkpoint_every="2 steps", keep=9)
+    ended: list[int] = []
+
+    def fork() -> None:
+        assert held.began.wait(60)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads and forks, which is what is tried
+            pid = os.fork()
+        if pid:
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            held.go.set()
+            return
+        status = 1
+        try:  # it has no writer to wait for, and leaves what is being written alone
+            assert run._writer is not None
+            assert not run._writer.busy
+            run.close()
+            status = 0
+        finally:
+            os._exit(status)
+
+    train(run, 1, {4: fork})
+    assert ended == [0]
+    folder = tmp_path / "run" / "checkpoints"
+    assert [checkpoint.load(path, map_location="cpu").meta["step"] for path in
+            sorted(folder.glob("step-*"))] == [2, 4, 5]  # fmt: skip
+    assert not (tmp_path / "run" / ".lock").exists()
 
 
 def test_an_error_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
