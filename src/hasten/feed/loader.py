@@ -358,10 +358,13 @@ class Loader(Attributes):
         return iterator
 
     def _run(self, items: Generator[Item, None, None], cursor: Cursor) -> Iterator[Any]:
+        left_out, empty = self._skips.count, True
         try:
             for number, batch, _ in items:
-                cursor.batch = number + 1
+                cursor.batch, empty = number + 1, False
                 yield batch
+            if empty and self._skips.count > left_out:
+                self._skips.tell_of_nothing_left()
             self._check_length(cursor.batch)
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1

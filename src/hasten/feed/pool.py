@@ -384,8 +384,8 @@ _ENDED = (
 _CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
 _LIKELY = {
     "SIGKILL": (
-        "Likely the machine ran out of memory (see `dmesg`): use fewer workers, a smaller batch "
-        "or prefetch_factor=1"
+        "Likely the machine ran out of memory (see `dmesg`), unless somebody did it by hand: use "
+        "fewer workers, a smaller batch or prefetch_factor=1"
     ),
     "SIGBUS": (
         "Likely /dev/shm, through which batches travel, is full: give it more (docker run "

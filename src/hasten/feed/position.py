@@ -31,6 +31,16 @@ class Skips:
         if len(self.first) < _SKIPPED_KEPT:
             self.first.append((index, message))
 
+    def tell_of_nothing_left(self) -> None:
+        """An epoch gave no batch, as all its samples were left out: no accident of a few files."""
+        index, why = self.first[-1]
+        _log.warning(
+            "feed: every sample was left out (on_error='skip'), so the epoch gave no batch; sample"
+            " %s, for one: %s",
+            index,
+            why,
+        )
+
 
 @dataclass(slots=True)
 class Cursor:

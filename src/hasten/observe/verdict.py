@@ -204,7 +204,10 @@ def _feed_advice(plan: str | None) -> str:
     name = (plan or "").split(maxsplit=1)[0:1]
     match name:
         case ["inline"]:
-            return "prepare batches beside the step: num_workers='auto' (plan 'auto') in the loader"
+            return (
+                "prepare batches beside the step: num_workers='auto' in the loader "
+                "(--num-workers auto)"
+            )
         case ["threads" | "processes"]:
             return (
                 "make a sample cheaper or add workers: store the images at the size that is used, "
@@ -212,7 +215,7 @@ def _feed_advice(plan: str | None) -> str:
             )
         case ["resident" | "gather"]:
             return "the data set is in memory: move its transforms to the device (device_transform)"
-    return "let the loader plan itself: hasten.Loader with num_workers='auto'"
+    return "let the loader plan itself: hasten.Loader with num_workers='auto' (--num-workers auto)"
 
 
 def _larger(batch_size: int | None) -> str:

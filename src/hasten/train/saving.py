@@ -235,7 +235,7 @@ class Saver(Keeper):
                 self.say(f"{writer.log.path} has {damaged} damaged lines: they are left out")
         where = f"epoch {self.epoch + 1}, step {self.global_step}"
         if self.epoch >= self.planned_epochs:
-            where = f"{self.epoch} epochs done, step {self.global_step}"
+            where = f"all {self.epoch} epochs done, step {self.global_step}; to go on, ask for more"
         self.say(f"Resumed from {saved.path} ({where})")
         self._emit_event("resumed", str(saved.path))
 

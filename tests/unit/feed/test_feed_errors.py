@@ -68,6 +68,20 @@ def test_a_batch_of_which_nothing_is_left_is_not_given(plan: str) -> None:
     assert states == [(0, 1), (8, 3), (12, 4), (16, 5), (20, 6)]
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_epoch_of_which_nothing_is_left_is_told_of(
+    plan: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            raise OSError(f"photo {index} is gone")
+
+    with Loader(Gone(), 4, plan=plan, on_error="skip") as loader:
+        assert list(loader) == []
+    told = [record.getMessage() for record in caplog.records if "every sample" in record.msg]
+    assert len(told) == 1 and "is gone" in told[0]
+
+
 def test_skipped_samples_keep_the_draws_of_the_others() -> None:
     def add(batch: Any, rng: Any) -> Any:
         return batch[1] + rng.uniform(1)[:, 0]

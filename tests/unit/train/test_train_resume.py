@@ -410,7 +410,7 @@ def test_a_finished_run_resumes_to_its_own_result(tmp_path: Path):
     assert_same(state(again.model), state(training.model))
     assert second.evaluation is not None
     assert second.evaluation.loss == first.history[-1].val_loss
-    assert "(2 epochs done, step 10)" in stream.getvalue()
+    assert "(all 2 epochs done, step 10; to go on, ask for more)" in stream.getvalue()
 
 
 def test_more_epochs_than_planned_before(tmp_path: Path):

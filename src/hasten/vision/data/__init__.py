@@ -176,9 +176,9 @@ def _folder(name: str) -> Path:
     path = Path(name).expanduser()
     if not os.path.lexists(path) and len(path.parts) == 1:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        there = f"did you mean {near[0]}? There are" if near else "there are"
         raise UsageError(
-            f"{show(name)} is neither a data set nor a folder here; {meant}There are "
+            f"{show(name)} is neither a data set nor a folder here; {there} "
             f"{', '.join(BUILT_IN)}, and any folder with one sub-folder a class"
         )
     return path
