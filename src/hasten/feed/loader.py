@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from hasten.devices import device as chosen_device
 from hasten.devices import runtime
@@ -263,6 +263,13 @@ class Loader(Attributes):
             raise UsageError(_STREAM.format(type(self.dataset).__name__, of))
         if of > 1 and not self._options.batched:
             raise UsageError("batch_size=None makes no batches that processes could share out")
+        batches = self._options.batch_sampler
+        sampler = self._options.sampler or getattr(batches, "sampler", None)
+        if of > 1 and isinstance(sampler, DistributedSampler):
+            raise UsageError(
+                "the Loader has a DistributedSampler, and hasten shares out the batches itself:"
+                " leave the sampler out (shuffle=True), and give the batch size of all processes"
+            )
         if of > 1 and self._options.on_error == "skip":
             raise UsageError(
                 'on_error="skip" leaves out samples of one process and not of another, whose'

@@ -131,6 +131,7 @@ class Keeper:
         self._replaced: dict[torch.Tensor, torch.Tensor] = {}  # parameters that moving made anew
         self._stepped_before: list[Optimizer] = []  # of several, those that took the last step
         self._in_body = False
+        self._backwards = 0  # losses so far
         self._open = ExitStack()
         self._learning_rate: float | None = None
         self._signals = StopSignals()

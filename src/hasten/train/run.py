@@ -28,6 +28,17 @@ from hasten.train.source import Source, close, count
 
 T = TypeVar("T")
 
+_TWO_LOOPS = (
+    "two loops over run.batches are under way at once, and which samples a step is of could not be"
+    " told, as several processes and accumulate need: give one loader of pairs, of"
+    " torch.utils.data.StackDataset(one, other)"
+)
+_NO_BACKWARD = (
+    "no loss of these batches came to run.backward, and without it and run.step each process trains"
+    " for itself: call run.backward(loss) and run.step(optimizer) in place of loss.backward() and"
+    " optimizer.step(); for a loop that trains nothing, torch.no_grad() or training=False"
+)
+
 
 class Run(Lookout):
     """What surrounds the body of a training loop.
@@ -225,6 +236,7 @@ class Run(Lookout):
             UsageError: the loss is not one number, or ``over`` says nothing.
         """
         self.timeline.start(phases.BACKWARD)
+        self._backwards += 1
         samples, several = self._mine, self.world.size
         counted: torch.Tensor | None = None
         if isinstance(over, str):
@@ -303,6 +315,9 @@ class Run(Lookout):
 
     @contextmanager
     def _started(self, loader: Iterable[Any]) -> Iterator[tuple[Source, Iterator[Any]]]:
+        if self._source is not None and (self.world.size > 1 or self.settings.accumulate > 1):
+            raise UsageError(_TWO_LOOPS)
+        backwards = self._backwards
         self._step_what_is_owed()
         source = self._source = self._source_of(loader)
         (first, batches), self._peeked = self._peeked or (None, source.start(self.epoch)), None
@@ -318,6 +333,9 @@ class Run(Lookout):
                     f"the {type(loader).__name__} gives no batch in epoch {self.epoch + 1}: is it"
                     " empty, drop_last too much, or an iterator, which can be read only once?"
                 )
+            went_on = source.batches_done > done
+            if self.world.size > 1 and went_on and self._backwards == backwards:
+                raise UsageError(_NO_BACKWARD)
             self._step_what_is_owed()
             runtime.synchronize(self.device)  # once an epoch: its time is then the device's too
             self._check_loss()

@@ -230,7 +230,8 @@ class Route:
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> None:
         """Average the gradients where no backward pass has done it."""
-        if not self._went:
+        if not self._went:  # by another method of the module's, or of a part of it, or not at all
+            average(parameters, self.strategy.world)
             return
         self._went = False
         if self._whole:

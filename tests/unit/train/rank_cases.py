@@ -299,6 +299,28 @@ def a_mean_over_a_mask() -> Any:
     )
 
 
+class Methods(nn.Module):
+    """Trained by another method than its call, and by a part's call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.body(x), y)
+
+
+@case
+def by_a_method() -> Any:
+    model, run = Methods(), hasten.Run(**OPTIONS)
+    model, optimizer = run.prepare(model, sgd(model.parameters()))
+    for _ in run.epochs(3):
+        for x, y in run.batches(loader()):
+            run.backward(model.loss(x, y))
+            run.step(optimizer)
+    return {"state": weights.state_of(model)}
+
+
 @case
 def a_norm_over_all() -> Any:
     several = torch.distributed.is_initialized()
@@ -637,6 +659,23 @@ class Scaled(nn.Module):
         return self.layer(x) * self.scale
 
 
+def by_hand(*, both: bool = False) -> None:
+    """A loop that several processes cannot take."""
+    run = hasten.Run(**OPTIONS)
+    model, optimizer = run.prepare((made := mlp()), sgd(made.parameters()))
+    for _ in run.epochs(1):
+        batches = run.batches(loader())
+        pairs = zip(batches, run.batches(loader()), strict=False) if both else zip(batches)
+        for (x, y), *_ in pairs:
+            loss = nn.functional.cross_entropy(model(x), y)
+            if both:
+                run.backward(loss)
+                run.step(optimizer)
+            else:
+                loss.backward()
+                optimizer.step()
+
+
 def refusals() -> dict[str, str]:
     """What several processes cannot do."""
     sampled = torch.utils.data.DistributedSampler(data(), num_replicas=2, rank=0)
@@ -649,6 +688,11 @@ def refusals() -> dict[str, str]:
         "taken over": refusal(
             lambda: fit(hasten.Loader.from_dataloader(DataLoader(data(), batch_size=8)))
         ),
+        "loader sampler": refusal(
+            lambda: fit(hasten.Loader(data(), batch_size=8, sampler=sampled))
+        ),
+        "by hand": refusal(by_hand),
+        "two loops": refusal(lambda: by_hand(both=True)),
         "rprop in parts": refusal(
             lambda: fit(loader(), optimizer=torch.optim.Rprop, strategy="fsdp")
         ),

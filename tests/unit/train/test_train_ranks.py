@@ -234,9 +234,9 @@ def test_each_process_reads_and_checks_its_own_part(several: list[dict[str, Any]
     read = [rank["journeys"]["fsdp gone on"]["checked"] for rank in several]
     assert read == [{"part-00000.safetensors"}, {"part-00001.safetensors"}]
     brought = [rank["journeys"]["fsdp gone on"]["brought"] for rank in several]
-    weights_of_all = 4 * ((6 * 8 + 8) + (8 * 3 + 3))
+    weights_of_all = 4 * ((6 * 8 + 8) + (8 * 3 + 3) + (3 + 3))
     assert sum(brought) == 3 * weights_of_all  # and two moments of AdamW
-    assert brought[0] - brought[1] == 3 * 4 * 9  # the uneven row of 8 weights and a bias
+    assert brought[0] - brought[1] == 3 * 4 * 11  # the uneven row of 8 weights, and three vectors
 
 
 def test_each_process_saves_its_own_part(several: list[dict[str, Any]]) -> None:
@@ -263,6 +263,9 @@ def test_each_process_saves_its_own_part(several: list[dict[str, Any]]) -> None:
         ("taken over", "give the run the DataLoader itself"),
         ("dp", "for one process, and there are 2"),
         ("skip", 'use on_error="raise"'),
+        ("loader sampler", "leave the sampler out"),
+        ("by hand", "no loss of these batches came to run.backward"),
+        ("two loops", "two loops over run.batches are under way at once"),
         ("rprop in parts", "Rprop cannot step weights in parts"),
         ("a number in parts", "scale of Scaled has none: make it a tensor of one number"),
     ],
