@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.describe import late
+from hasten.feed.describe import late, text_of
 from hasten.feed.order import Order
 from hasten.feed.place import tensors
 from hasten.feed.plan import Plan
@@ -156,7 +156,7 @@ class _Thread:
                     job.epoch, job.number, job.indices, stopped=self._closed.is_set
                 )
         except BaseException as error:  # noqa: BLE001 - the loop's thread makes it, and tells
-            job.unfit = f"not in a thread of its own: {type(error).__name__}: {error}"
+            job.unfit = f"not in a thread of its own: {type(error).__name__}: {text_of(error)}"
         else:
             job.made = made
         moved = before.moved()

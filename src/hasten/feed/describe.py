@@ -74,7 +74,8 @@ def transform_of(dataset: Any, error: BaseException) -> str:
         if frame.f_code in codes:
             found = codes[frame.f_code]
         elif frame.f_code.co_name in ("__call__", "forward"):
-            found = objects.get(id(frame.f_locals.get("self")), found)
+            own = frame.f_code.co_varnames[:1]  # usually ("self",)
+            found = objects.get(id(frame.f_locals.get(own[0])) if own else 0, found)
     return found
 
 

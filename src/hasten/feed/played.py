@@ -12,6 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 from hasten.errors import DataError, UsageError
 from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven
+from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws
 from hasten.feed.inside import bulky, inside
 from hasten.feed.iteration import Epoch
@@ -85,8 +86,8 @@ class Virtual:
             except Exception as error:
                 raise UsageError(
                     f'plan="inline" plays {loader.num_workers} workers, each with its copy of the '
-                    f"data set, and {type(loader.dataset).__name__} cannot be copied ({error}); "
-                    'leave the plan to hasten ("auto")'
+                    f"data set, and {type(loader.dataset).__name__} cannot be copied "
+                    f'({text_of(error)}); leave the plan to hasten ("auto")'
                 ) from error
             beginning = Beginning(
                 maker.dataset, loader.num_workers, epoch.base, loader.worker_init_fn

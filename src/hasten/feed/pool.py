@@ -6,6 +6,7 @@ pipe, stops all of them, and it takes 5 s to see. Here nothing is shared but the
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -73,6 +74,7 @@ class Pool:
         """
         self._workers: list[_Worker] = []
         self._pid = os.getpid()
+        _pools.add(self)
         if isinstance(context, str):
             context = torch.multiprocessing.get_context(context)
         self._context: Any = context or torch.multiprocessing
@@ -154,6 +156,8 @@ class Pool:
 
         In a fork of the process that started them, only the fork's ends of their pipes.
         """
+        if not self._workers:  # perhaps as the interpreter ends, when little works any more
+            return
         if self._pid != os.getpid():
             workers, self._workers = self._workers, []
             for worker in workers:
@@ -227,6 +231,16 @@ class Pool:
         if process.exitcode is not None:
             _unlink_memory(process.pid)
             process.close()
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Of what the script's own names still hold, while everything works that it takes to close."""
+    for pool in list(_pools):
+        pool.close()
 
 
 class _Worker:

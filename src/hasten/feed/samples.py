@@ -302,7 +302,7 @@ class Maker:
         try:
             where = describe(self.dataset, index) or str(getattr(error, "filename", None) or "")
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
-            where = f"describe_sample failed too: {second}"
+            where = f"describe_sample failed too: {text_of(second)}"
         name = f"sample {index!r}" + (f" ({where})" if where else "")
         if isinstance(error, DataError):
             return f"{name}: {str(error).removeprefix(f'{where}: ')}"

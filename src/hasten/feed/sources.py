@@ -14,7 +14,7 @@ from torch.utils.data import default_collate, default_convert
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.compare import identical
-from hasten.feed.describe import NOTHING_IN_BATCH
+from hasten.feed.describe import NOTHING_IN_BATCH, text_of
 from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
 from hasten.feed.position import check_reached
@@ -247,7 +247,7 @@ class Stream:
             except Exception as error:
                 raise DataError(
                     f"the stream {type(self._dataset).__name__} raised {type(error).__name__} "
-                    f"in batch {number}: {error}"
+                    f"in batch {number}: {text_of(error)}"
                 ) from error
             finally:
                 randomness.restore(outside)
@@ -277,7 +277,8 @@ class Stream:
             return self._collate(samples if self._batch_size is not None else samples[0])
         except Exception as error:
             raise DataError(
-                f"batch {number} of the stream could not be collated: {error}"
+                f"batch {number} of the stream could not be collated: {type(error).__name__}: "
+                f"{text_of(error)}"
             ) from error
 
     def close(self) -> None:

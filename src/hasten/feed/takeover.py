@@ -16,6 +16,7 @@ from hasten.errors import DataError, UsageError
 from hasten.feed import randomness, tables
 from hasten.feed.asgiven import AsGiven
 from hasten.feed.choose import Planner
+from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.foresight import MadeAhead, Sought, TableAhead, tried
@@ -386,7 +387,7 @@ def _numbered(batches: Iterator[Any], first: int) -> Items:
             return
         except Exception as error:
             raise DataError(
-                f"the DataLoader raised {type(error).__name__} at batch {number}: {error}"
+                f"the DataLoader raised {type(error).__name__} at batch {number}: {text_of(error)}"
             ) from error
         yield number, batch, None
         del batch

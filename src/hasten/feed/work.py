@@ -205,7 +205,9 @@ class StreamWork:
 def init_failure(function: Callable[[int], None], worker: int, error: Exception) -> str:
     """What to say of a worker_init_fn that raised."""
     name = getattr(function, "__name__", type(function).__name__)
-    return f"worker_init_fn {name} raised {type(error).__name__} in worker {worker}: {error}"
+    return (
+        f"worker_init_fn {name} raised {type(error).__name__} in worker {worker}: {text_of(error)}"
+    )
 
 
 def said(error: Exception) -> str:
@@ -225,9 +227,9 @@ def unsendable(error: Exception) -> tuple[str, str]:
     if isinstance(error, OnDeviceError):
         return on_device(str(error)), ""
     text = (
-        f"a batch cannot be sent from a worker process ({type(error).__name__}: {error}); return "
-        "what can be pickled (tensors, arrays, numbers, text, and containers of those), or use "
-        "num_workers=0"
+        f"a batch cannot be sent from a worker process ({type(error).__name__}: {text_of(error)}); "
+        "return what can be pickled (tensors, arrays, numbers, text, and containers of those), or "
+        "use num_workers=0"
     )
     return text, traceback.format_exc()
 

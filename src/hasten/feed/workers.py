@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hasten.errors import DataError, UsageError
+from hasten.feed.describe import text_of
 from hasten.feed.fingerprint import fingerprint
 from hasten.feed.jobs import Jobs, raise_failure
 from hasten.feed.keys import workers_generator
@@ -158,14 +159,15 @@ def start_pool(options: Options, workers: int, work: Work, each: int, niceness: 
             "be: use fewer num_workers, or raise the limit (`ulimit -u`, pids of the container)"
         ) from error
     except Exception as error:
-        if "pickl" in f"{type(error).__name__} {error}".lower():
+        if "pickl" in f"{type(error).__name__} {text_of(error)}".lower():
             raise _unpicklable(error, options.dataset) from error
         raise
 
 
 def _unpicklable(error: Exception, dataset: Any) -> UsageError:
     return UsageError(
-        f"the data set {type(dataset).__name__} cannot be sent to worker processes ({error}); "
-        "define classes, functions and collate_fn at the top of a module instead of inside a "
-        'function or as a lambda, or use num_workers=0 or multiprocessing_context="fork"'
+        f"the data set {type(dataset).__name__} cannot be sent to worker processes "
+        f"({text_of(error)}); define classes, functions and collate_fn at the top of a module "
+        "instead of inside a function or as a lambda, or use num_workers=0 or "
+        'multiprocessing_context="fork"'
     )

@@ -186,6 +186,11 @@ loader = Loader(Slow(10_000), 4, {options})
 batches = iter(loader)
 next(batches)
 if {left_open}:
+    # Here it is let go of when the modules that it needs have been taken apart already.
+    import torch
+
+    torch.kept = [batches, loader]
+    del batches, loader
     print("started", flush=True)
     sys.exit(0)
 try:

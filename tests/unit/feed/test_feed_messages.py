@@ -415,3 +415,66 @@ def test_an_empty_data_set_that_was_taken_over_gives_what_it_gave() -> None:
             assert list(loader) == list(original) == []
     with pytest.raises(DataError, match=r"the data set \(list\) is empty"):
         Loader([], 4)
+
+
+class UnsayableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unsayable(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise UnsayableError
+        return super().__getitem__(index)
+
+
+class UnsayableStream(kinds.Stream):
+    def __iter__(self) -> Iterator[Any]:
+        yield 1
+        raise UnsayableError
+
+
+def unsayable(_: Any) -> Any:
+    raise UnsayableError
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Unsayable(), {"plan": "inline"}),
+        (Unsayable(), {"plan": "threads"}),
+        (Unsayable(), {"num_workers": 1}),
+        (kinds.Plain(), {"collate_fn": unsayable}),
+        (kinds.Plain(), {"num_workers": 1, "worker_init_fn": unsayable}),
+        (UnsayableStream(), {}),
+        (UnsayableStream(), {"num_workers": 1}),
+        (kinds.Stream(), {"collate_fn": unsayable}),
+    ],
+)
+def test_an_error_that_cannot_be_said_is_told_by_its_kind(
+    dataset: Any, options: dict[str, Any]
+) -> None:
+    said = r"UnsayableError.*\(its __str__ raised RuntimeError\)"
+    with Loader(dataset, 4, **options) as loader, pytest.raises(DataError, match=said):
+        list(loader)
+
+
+class Named:
+    """A transform whose author calls itself otherwise."""
+
+    def __call__(this, sample: Any) -> Any:
+        raise ValueError("cannot")
+
+
+def test_a_transform_is_named_whatever_it_calls_itself() -> None:
+    class Transformed(kinds.Plain):
+        transform = None
+
+        def __getitem__(self, index: int) -> Any:
+            return self.transform(index)
+
+    dataset = Transformed()
+    dataset.transform = Named()
+    with pytest.raises(DataError, match="in its transform Named: cannot"):
+        list(Loader(dataset, 4, plan="inline"))
