@@ -9,9 +9,11 @@ from __future__ import annotations
 import array
 import errno
 import os
+import select
 import selectors
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -205,3 +207,13 @@ def ready(
         for each, events in wanted.items():
             selector.register(each, events)
         return [key.fileobj for key, _ in selector.select(timeout_s)]
+
+
+def hung_up(channel: Channel, timeout_s: float) -> bool:
+    """Whether the other end is closed, as soon as it is; what has come is left to be read."""
+    if not hasattr(select, "poll"):
+        time.sleep(timeout_s)
+        return False
+    poll = select.poll()
+    poll.register(channel, 0)
+    return bool(poll.poll(1000 * timeout_s))

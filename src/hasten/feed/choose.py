@@ -21,6 +21,7 @@ from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.reading import harmless
 from hasten.feed.samples import Maker, many_of
+from hasten.feed.segments import NAMELESS
 from hasten.feed.tables import Table
 
 Clock = Callable[[], float]
@@ -414,6 +415,7 @@ def _why_not_beside(device: torch.device, *, pin: bool, can_pin: bool, ahead: in
 
 
 def _shared_memory_free() -> int | None:
-    if not sys.platform.startswith("linux") or not Path("/dev/shm").is_dir():
+    """Where batches of worker processes lie there; else None, as only memory bounds them."""
+    if NAMELESS or not sys.platform.startswith("linux") or not Path("/dev/shm").is_dir():
         return None
     return shutil.disk_usage("/dev/shm").free

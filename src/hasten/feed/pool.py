@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing
 
 from hasten.errors import DataError
-from hasten.feed.channel import Channel, ready
+from hasten.feed.channel import Channel, hung_up, ready
 from hasten.feed.parcel import Parcel, lend, opened
 from hasten.feed.segments import Arena, Borrowed
 
@@ -270,15 +270,14 @@ def _main(
     for other in inherited:
         other.close()
     own, parent = os.getpid(), os.getppid()
+    threading.Thread(target=_end_with, args=(channel, parent), daemon=True).start()
     torch.set_num_threads(1)
     arena = Arena(spare)
     lend(arena)
     send = _Sender(channel)
 
     def wait() -> None:
-        while not ready([channel], timeout_s=_LOOK_S):
-            if os.getppid() != parent:
-                raise EOFError
+        ready([channel])
 
     try:
         work.start(number)
@@ -305,6 +304,18 @@ def _main(
             send(parcel)
     except (EOFError, ConnectionError):
         return  # the main process has closed its end
+
+
+def _end_with(channel: Channel, parent: int) -> None:
+    """In a thread, for a worker that is in the middle of a sample (which may never end) when the
+    main process is killed, or has closed its end.
+
+    A fork of somebody's may hold that end too; where a server forks workers, it is the parent.
+    """
+    while os.getppid() == parent and not hung_up(channel, _LOOK_S):
+        pass
+    time.sleep(_GRACE_S)  # it may be leaving by itself
+    os._exit(1)
 
 
 class _Sender:

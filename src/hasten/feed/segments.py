@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 _UNIT = 1 << 16  # sizes are multiples of this many bytes
+NAMELESS = hasattr(os, "memfd_create")
+"""Memory without a name can be had, of which /dev/shm, and its size, knows nothing."""
+
 MOST_SEGMENTS = 64
 """Of a worker. What does not fit travels through its socket."""
 
@@ -232,6 +235,8 @@ def _nameless(size: int) -> int:
         posix.shm_unlink(name)
     try:
         os.ftruncate(descriptor, size)
+        if not hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)  # a full /dev/shm is told here, not by SIGBUS
     except BaseException:
         os.close(descriptor)
         raise

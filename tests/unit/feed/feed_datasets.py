@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -32,6 +33,15 @@ class Plain(Dataset):
     def __getitem__(self, index: int) -> Any:
         self.asked.append(index)
         return torch.full((2, 3), float(index)), index * 10
+
+
+class Stuck(Plain):
+    """Its first 8 samples come, the others never do."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 8:
+            time.sleep(1000)
+        return super().__getitem__(index)
 
 
 class Drawing(Plain):

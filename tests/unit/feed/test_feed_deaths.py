@@ -311,14 +311,18 @@ WAYS: dict[str, Any] = {
 }
 
 
-def test_a_worker_whose_main_process_is_killed_ends_too() -> None:
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_worker_whose_main_process_is_killed_ends_too(method: str, stuck: bool) -> None:
     script = f"""
 import sys, time, multiprocessing
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import feed_datasets as kinds
 from hasten.feed import Loader
-loader = Loader(kinds.Plain(1000), 4, num_workers=2)
+dataset = kinds.Stuck() if {stuck} else kinds.Plain(1000)
+loader = Loader(dataset, 4, num_workers=2, multiprocessing_context={method!r})
 batches = iter(loader)
+next(batches)
 next(batches)
 print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 time.sleep(60)
@@ -332,7 +336,7 @@ time.sleep(60)
         pids = list(map(int, process.stdout.readline().split()))
         process.kill()
     assert len(pids) == 2
-    ended = time.monotonic() + 20
+    ended = time.monotonic() + 30
     while any(map(_runs, pids)) and time.monotonic() < ended:
         time.sleep(0.02)
     assert not any(map(_runs, pids))

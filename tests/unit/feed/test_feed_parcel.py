@@ -25,8 +25,9 @@ from torch.utils.data import default_collate
 from hasten.errors import DataError
 from hasten.feed import Loader
 from hasten.feed import channel as channel_module
+from hasten.feed import choose as choose_module
 from hasten.feed import segments as segments_module
-from hasten.feed.channel import MOST_FILES, Channel, Plain, ready
+from hasten.feed.channel import MOST_FILES, Channel, Plain, hung_up, ready
 from hasten.feed.parcel import OnDeviceError, Parcel, lend, opened
 from hasten.feed.segments import MOST_SEGMENTS, Arena, Borrowed
 
@@ -322,6 +323,29 @@ def test_on_systems_without_memfd_it_is_shared_memory_whose_name_is_gone(
         assert not list(Path("/dev/shm").glob("hasten-*"))
 
 
+def test_shared_memory_that_is_full_is_told_before_it_is_written_to(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("_posixshmem")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    files, content = _files(), torch.randn(LARGE)
+    assert same(pair.through(content), content)
+    assert not pair.arena._segments and _files() == files
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory without a name")
+def test_the_size_of_dev_shm_bounds_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_module._shared_memory_free() is None
+    monkeypatch.setattr(choose_module, "NAMELESS", False)
+    if Path("/dev/shm").is_dir():
+        assert choose_module._shared_memory_free() is not None
+
+
 def test_more_new_segments_than_files_may_go_with_a_message(pair: Pair) -> None:
     content = [torch.full((20_000,), float(n)) for n in range(MOST_FILES + 4)]
     assert same(pair.through(content), content)
@@ -360,6 +384,18 @@ def test_messages_come_whole_and_in_order_through_a_full_channel() -> None:
     theirs.close()
     with pytest.raises(EOFError):
         mine.receive(wait)
+    mine.close()
+
+
+def test_a_closed_end_is_seen_before_what_came_from_it_is_read() -> None:
+    theirs, mine = Channel.pair()
+    assert not hung_up(mine, 0)
+    theirs.post(Plain(b"x"))
+    assert not hung_up(mine, 0)
+    theirs.close()
+    assert hung_up(mine, 10)
+    message, _ = mine.receive(lambda: None)
+    assert bytes(message) == b"x"
     mine.close()
 
 
