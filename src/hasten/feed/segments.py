@@ -230,7 +230,7 @@ def _nameless(size: int) -> int:
         descriptor = os.memfd_create("hasten-feed")
     else:
         posix: Any = importlib.import_module("_posixshmem")
-        name = f"/hasten-{secrets.token_hex(8)}"
+        name = f"/hasten-feed-{secrets.token_hex(8)}"
         descriptor = posix.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
         posix.shm_unlink(name)
     try:

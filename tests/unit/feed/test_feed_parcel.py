@@ -320,7 +320,7 @@ def test_on_systems_without_memfd_it_is_shared_memory_whose_name_is_gone(
     assert same(pair.through(content), content)
     assert len(pair.arena._segments) == 1
     if Path("/dev/shm").is_dir():
-        assert not list(Path("/dev/shm").glob("hasten-*"))
+        assert not list(Path("/dev/shm").glob("hasten-feed-*"))
 
 
 def test_shared_memory_that_is_full_is_told_before_it_is_written_to(
