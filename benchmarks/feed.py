@@ -28,7 +28,7 @@ import torch
 
 import hasten
 import peak_memory
-from feed_cases import Case, Contender, Training, cases, missing
+from feed_cases import Case, Contender, Training, cases, missing, training_on_pictures
 
 Row = dict[str, Any]
 _QUICK_EPOCHS = 10  # of those that take milliseconds; DataLoader takes seconds
@@ -268,15 +268,15 @@ def main() -> None:
         print(f"{name} is not installed: left out (pip install --no-deps {name})")
     rows: list[Row] = []
     began = time.perf_counter()
-    for case in cases():
-        if only and case.key not in only:
-            continue
-        for training in (False,) if arguments.no_training else (False, True):
+    wanted = [case for case in cases() if not only or case.key in only]
+    if not arguments.no_training and (not only or "b" in only):
+        wanted.append(training_on_pictures())
+    for case in wanted:
+        for training in (False, True)[not case.alone : 1 + (not arguments.no_training)]:
             found = _with_ratios(measure(case, arguments.rounds, training=training))
-            for row in found if not training and not arguments.no_memory else ():
-                row["memory_bytes"] = peak_memory.growth_bytes(
-                    __file__, "--threads", str(arguments.threads), "--alone", case.key, row["name"]
-                )
+            if not training and not arguments.no_memory:
+                alone = ["--threads", str(arguments.threads), "--alone", case.key]
+                peak_memory.add_to(found, __file__, *alone)
             show(found)
             sys.stdout.flush()
             rows += found

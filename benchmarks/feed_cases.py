@@ -6,7 +6,7 @@ import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,10 @@ class Training:
         self.kind = kind
         if kind == "text":
             self.model: nn.Module = nn.Sequential(nn.EmbeddingBag(5001, 64), nn.Linear(64, 10))
+        elif kind == "pictures":
+            self.model = nn.Sequential(
+                nn.Conv2d(3, 16, 8, stride=8), nn.ReLU(), nn.Flatten(), nn.Linear(12544, 10)
+            )
         elif kind == "memory":
             self.model = nn.Sequential(
                 nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)
@@ -107,7 +111,7 @@ class Training:
 
     def __call__(self, batch: Any) -> None:
         inputs, labels = batch
-        if self.kind == "memory":
+        if self.kind in ("memory", "pictures"):
             inputs = inputs.float() / 255
         for _ in range(self.turns):
             loss = nn.functional.cross_entropy(self.model(inputs), labels)
@@ -134,6 +138,8 @@ class Case:
         step_of_load: how long a step takes, in times of loading a batch; None for one pass.
         by_hand: a loop written for this very data.
         quick: an epoch takes milliseconds, and is repeated.
+        own: what hasten is given, where peers are given `dataset` for the same.
+        alone: it is fed without training, too.
     """
 
     key: str
@@ -146,14 +152,18 @@ class Case:
     by_hand: Callable[[], Batches] | None = None
     quick: bool = False
     workers: tuple[int, ...] = (0, 1, 2)
+    own: Any = None
+    alone: bool = True
 
     def inline(self) -> Batches:
         """Sample by sample, by this thread."""
-        return DataLoader(self.dataset, self.batch, shuffle=True, collate_fn=self.collate)
+        dataset = self.dataset if self.own is None else self.own
+        return DataLoader(dataset, self.batch, shuffle=True, collate_fn=self.collate)
 
     def contenders(self) -> list[Contender]:
         """hasten first, then DataLoader, then other peers as far as they are installed."""
-        loader = Loader(self.dataset, self.batch, shuffle=True, collate_fn=self.collate)
+        dataset = self.dataset if self.own is None else self.own
+        loader = Loader(dataset, self.batch, shuffle=True, collate_fn=self.collate)
         found = [Contender("hasten.Loader", lambda: loader, loader.close)]
         if self.by_hand is not None:
             found.insert(0, Contender("by hand", self.by_hand))
@@ -165,7 +175,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """(a), (c), (d) and (e); (b), the pictures, have a module of their own."""
+    """(a), (c), (d) and (e); (b), the pictures, have a module of their own, but for training."""
     memory = images_in_memory()
     found = [
         Case(
@@ -204,6 +214,24 @@ def cases() -> list[Case]:
         )
     )
     return found
+
+
+def training_on_pictures() -> Case:
+    """(b) with training: peers decode with Pillow."""
+    import feed_images
+
+    found = feed_images.pictures_of("500x375", None)
+    few = replace(found, files=found.files[:640])
+    return Case(
+        key="b",
+        title="(b) pictures of 500x375 to 224x224, Pillow in peers, batch 64",
+        dataset=feed_images.PillowImages(few),
+        own=few.hasten(),
+        batch=64,
+        training="pictures",
+        step_of_load=1.0,
+        alone=False,
+    )
 
 
 def missing() -> list[str]:

@@ -338,18 +338,18 @@ def run(
     """
     torch.set_num_threads(1)  # the contenders bring their own
     rows = []
+    where = ["--place", str(place)] if place else []
     for name in sets:
         found = pictures_of(name, place)
         off_by = differences(found)
-        for row in compare(found, rounds):
+        compared = compare(found, rounds)
+        if memory:
+            peers = [row for row in compared if row["name"] != YARDSTICK]
+            peak_memory.add_to(peers, __file__, *where, "--alone", name)
+        for row in compared:
             row["set"] = f"{name}, {pictures.mean_bytes(found.files) // 1000} kB"
             if row["name"].startswith("hasten"):
                 row["difference"] = off_by
-            if memory and row["name"] != YARDSTICK:
-                where = ["--place", str(place)] if place else []
-                row["memory_bytes"] = peak_memory.growth_bytes(
-                    __file__, *where, "--alone", name, row["name"]
-                )
             rows.append(row)
     return rows
 
