@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 import os
 import pickle
@@ -253,6 +254,7 @@ def _child(work: Callable[[Callable[[Measured], None]], Measured | None], writin
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
+        gc.disable()  # it would write to the pages of all objects, and so copy them
         torch.set_num_threads(1)  # the parent's pool of threads is not here
         tell(work(tell))
         status = 0
