@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import scratch
 from .resizing import square_of
 
 # Of a picture as it is stored, for each EXIF orientation: swap its axes, then turn rows, columns.
@@ -62,7 +63,7 @@ class Picture(Protocol):
         """Pixels as they are stored, uint8 [H, W, C], and the scale that they came out at.
 
         Where they are needed for a ``brief`` time only, they may lie in memory that this thread's
-        next picture takes.
+        next picture takes, and beside red, green and blue there may be a fourth byte of no meaning.
         """
         ...
 
@@ -142,10 +143,39 @@ def cut(
         for edges, share in zip((rows, columns), scale, strict=True)
     ]
     square = square_of(pixels, reduced[0], reduced[1], size)
-    planes = square.transpose(2, 1, 0) if swap else square.transpose(2, 0, 1)
-    planes = planes[:, :: -1 if turn_rows else 1, :: -1 if turn_columns != crop.mirror else 1]
-    # By numpy: each thread that calls torch for this would get a pool of torch's threads.
-    if out is None or out.shape != planes.shape or out.dtype != torch.uint8:
-        return torch.from_numpy(planes.copy())
-    np.copyto(out.numpy(), planes)
+    if swap:
+        square = square.swapaxes(0, 1)
+    if turn_rows:
+        square = square[::-1]
+    if turn_columns != crop.mirror:
+        square = square[:, ::-1]
+    channels = min(square.shape[2], 3)
+    if out is None or out.shape != (channels, size, size) or out.dtype != torch.uint8:
+        out = torch.empty((channels, size, size), dtype=torch.uint8)
+    _lay_apart(square, out.numpy())
     return out
+
+
+def _lay_apart(square: NDArray[np.uint8], planes: NDArray[np.uint8]) -> None:
+    """Write [S, S, C] as [C, S, S]; of four channels the first three.
+
+    By numpy: each thread that calls torch for this would get a pool of torch's threads.
+    """
+    if square.shape[2] != 4:
+        np.copyto(planes, square.transpose(2, 0, 1))
+        return
+    # By whole pixels, which the processor does many of at once: twice as fast as by bytes.
+    words = square.view("<u4")[:, :, 0]
+    if not words.flags.c_contiguous:
+        turned = _words("turned", words.shape)
+        np.copyto(turned, words)
+        words = turned
+    np.copyto(planes[0], words, casting="unsafe")
+    shifted = _words("shifted", words.shape)
+    for channel in (1, 2):
+        np.right_shift(words, 8 * channel, out=shifted)
+        np.copyto(planes[channel], shifted, casting="unsafe")
+
+
+def _words(purpose: str, shape: tuple[int, ...]) -> NDArray[np.uint32]:
+    return scratch.empty(purpose, (*shape, 4)).view("<u4")[..., 0]

@@ -23,7 +23,7 @@ def square_of(
     """A part of an image as a square, antialiased (a triangle as wide as what a pixel covers).
 
     Args:
-        pixels: uint8 [H, W, C], C of 1 or 3.
+        pixels: uint8 [H, W, C], C of 1, 3 or 4; a fourth is a channel like the others.
         rows: where the part begins and ends, in pixels; of a picture decoded at a reduced scale,
             these may lie within pixels.
         columns: likewise.
@@ -99,7 +99,8 @@ def _resized_box(
     # quarter would be off by up to two of the picture's own.
     from PIL import Image
 
-    grey = part.shape[2] == 1
-    image = Image.fromarray(part[:, :, 0] if grey else part)
+    height, width, channels = part.shape
+    mode = {1: "L", 3: "RGB", 4: "RGBX"}[channels]
+    image = Image.frombytes(mode, (width, height), np.ascontiguousarray(part).data)
     square = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
-    return square[:, :, None] if grey else square
+    return square.reshape(size, size, channels)

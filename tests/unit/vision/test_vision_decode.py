@@ -23,6 +23,7 @@ from hasten.errors import DataError, UsageError
 from hasten.vision import decode as decoding
 from hasten.vision import headers
 from hasten.vision.cutting import Crop
+from hasten.vision.cutting import cut as cut_out
 from hasten.vision.decode import ImageError, decode, decode_copy, decode_crop
 from hasten.vision.resizing import resized
 
@@ -590,3 +591,25 @@ def test_pictures_do_not_share_the_memory_that_they_are_made_in() -> None:
         for data in files:
             decode_crop(data, lambda height, width: whole, size=64)
         assert all(np.array_equal(each, copy) for each, copy in zip(kept, copies, strict=True))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mirror", [False, True])
+def test_pixels_of_four_bytes_are_laid_apart_as_those_of_three(
+    orientation: int, mirror: bool
+) -> None:
+    """A JPEG is cut from words; a copy of it from three bytes a pixel."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = stored(Image.fromarray(scene(60, 84)), "JPEG", exif=exif.tobytes())
+
+    def choose(height: int, width: int) -> Crop:
+        return Crop(top=2, left=5, height=height - 9, width=width - 8, mirror=mirror)
+
+    copy = decode_copy(data, size=33)
+    assert copy.content.shape[2] == 3
+    slot = torch.zeros(3, 33, 33, dtype=torch.uint8)
+    got = decode_crop(data, choose, size=33, out=slot)
+    assert got is slot
+    assert torch.equal(got, cut_out(copy, choose, 33))
+    assert torch.equal(got, decode_crop(data, choose, size=33))
