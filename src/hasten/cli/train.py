@@ -224,6 +224,9 @@ def train(
             raise error
         launch.check(devices, worlds.device_for(settings.device))
         strategies.check(settings.strategy, devices)
+        shared = launch.sharing(devices, worlds.device_for(settings.device))
+        if shared:
+            say(shared)
         if devices > 1:
             names = [] if resume is not None or name is not None else ["--name", folder.name]
             raise typer.Exit(launch.launch([*context.obj, *names], devices, folder))

@@ -58,6 +58,18 @@ def fitting(
         micro = -(-micro // 2)
 
 
+def batch_line(text: str, size: int, accumulate: int, devices: int, learning_rate: float) -> str:
+    """``Batch size: 128, 64 on each of 2 devices; learning rate 0.003``."""
+    parts = [f"Batch size: {text}"]
+    if devices > 1:
+        least, more = divmod(size, devices)
+        each = f"{least} or {least + 1}" if more else f"{least}"
+        parts.append(f"{each} on each of {devices} devices")
+    if accumulate > 1:
+        parts.append(f"accumulated {accumulate} times (effective batch {size * accumulate})")
+    return f"{', '.join(parts)}; learning rate {learning_rate:g}"
+
+
 def _fits(samples: int, attempt: Callable[[int], None], device: torch.device) -> bool:
     try:
         attempt(samples)

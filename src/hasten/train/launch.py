@@ -42,6 +42,14 @@ def check(processes: int, device: torch.device) -> None:
         raise UsageError("this build of PyTorch has no torch.distributed, which --devices needs")
 
 
+def sharing(processes: int, device: torch.device) -> str:
+    """What to know of more processes than the host has cores; nothing where each has its own."""
+    cores = runtime.cores()
+    if not runtime.is_host(device) or processes <= cores:
+        return ""
+    return f"{processes} processes share {cores} core{'s' if cores > 1 else ''}, and take turns"
+
+
 def launch(arguments: Sequence[str], processes: int, run_folder: Path) -> int:
     """Run ``hasten`` with these arguments in several processes, and wait for them.
 

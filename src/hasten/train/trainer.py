@@ -16,7 +16,7 @@ from hasten.errors import DataError, UsageError
 from hasten.train import explain, probe, sharded
 from hasten.train import loss_over as over
 from hasten.train import world as worlds
-from hasten.train.batch_size import BatchPlan, fitting
+from hasten.train.batch_size import BatchPlan, batch_line, fitting
 from hasten.train.evaluation import Evaluation, evaluate
 from hasten.train.loss_over import LossOver
 from hasten.train.result import Result, finish
@@ -224,6 +224,10 @@ class Trainer:
         run = self._own_run()
         # The optimizer is made after the model is on its device and holds the tensors it steps.
         optimizer = run.prepare(self.optimizer_for(self.model, self.loss))
+        size = getattr(train, "batch_size", None)
+        if run.world.size > 1 and self._settings.announce and isinstance(size, int):
+            rate, settings = run.learning_rate or 0.0, self._settings
+            run.say(batch_line(f"{size}", size, settings.accumulate, run.world.size, rate))
         scheduler = self._scheduler(optimizer, train, epochs)
         if scheduler is not None:
             run.prepare(scheduler)

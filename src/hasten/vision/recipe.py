@@ -21,6 +21,7 @@ from hasten.feed import Loader
 from hasten.train import Result, Trainer, launch, strategies
 from hasten.train import precision as precisions
 from hasten.train import world as worlds
+from hasten.train.batch_size import batch_line
 from hasten.train.folder import refuse_run
 from hasten.train.keeping import device_line
 from hasten.train.lock import refuse_living
@@ -286,18 +287,6 @@ def _batch(
         size, accumulate, how = found.micro * count, found.accumulate, " fits"
     around.say(batch_line(f"{size}{how}", size, accumulate, count, settings.learning_rate))
     return size, accumulate
-
-
-def batch_line(text: str, size: int, accumulate: int, devices: int, learning_rate: float) -> str:
-    """``Batch size: 128, 64 on each of 2 devices; learning rate 0.003``."""
-    parts = [f"Batch size: {text}"]
-    if devices > 1:
-        least, more = divmod(size, devices)
-        each = f"{least} or {least + 1}" if more else f"{least}"
-        parts.append(f"{each} on each of {devices} devices")
-    if accumulate > 1:
-        parts.append(f"accumulated {accumulate} times (effective batch {size * accumulate})")
-    return f"{', '.join(parts)}; learning rate {learning_rate:g}"
 
 
 def without_normalising(transform: Transform) -> Transform:

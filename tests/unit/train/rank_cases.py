@@ -431,6 +431,10 @@ def agreements(target: Path) -> dict[str, Any]:
     found["chosen"] = fit(loader(), mlp(norm=True), 1, **choosing)["step"]
     found["collectives"] = [collectives(batch_size) for batch_size in (8, 2)]
     found["unused"] = told_of(nn.CrossEntropyLoss(), Halves())
+    stream = io.StringIO()
+    telling = {"stream": stream, "progress": "plain"}
+    fit(loader(), epochs=1, **telling)
+    found["batch"] = stream.getvalue()
     found["sums"] = hasten.Run(**OPTIONS).world.sum([rank(), 1.0])
     return found
 

@@ -139,6 +139,12 @@ def test_memory_that_one_process_lacks_bounds_the_batch_of_all(four: list[dict[s
     assert [rank["agreed"]["memory"] for rank in four] == [(8, 4)] * 4
 
 
+def test_the_first_process_says_the_batch_of_all_and_of_each(four: list[dict[str, Any]]) -> None:
+    said = [rank["agreed"]["batch"] for rank in four]
+    assert "Batch size: 8, 2 on each of 4 devices; learning rate 0.1\n" in said[0]
+    assert said[1:] == [""] * 3
+
+
 def test_figures_are_those_of_all_samples(four: list[dict[str, Any]]) -> None:
     import torchmetrics
 

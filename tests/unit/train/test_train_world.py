@@ -239,3 +239,10 @@ def test_processes_started_anew_do_not_find_what_those_before_them_left(
         assert not fresh.check(["address"])
         fresh.set("address", count)
         assert worlds._fresh_store(here).get("address") == count.encode()
+
+
+def test_processes_that_share_cores_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.runtime, "cores", lambda: 2)
+    assert launch.sharing(99, torch.device("cpu")) == "99 processes share 2 cores, and take turns"
+    assert launch.sharing(2, torch.device("cpu")) == ""
+    assert launch.sharing(4, torch.device("cuda")) == ""

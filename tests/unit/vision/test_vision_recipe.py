@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hasten.errors import CheckpointError, HastenError, UsageError
+from hasten.train.batch_size import batch_line
 from hasten.vision import recipe
 from hasten.vision.settings import TrainSettings, new_folder, resumed
 
@@ -19,8 +20,6 @@ from hasten.vision.settings import TrainSettings, new_folder, resumed
         ({"seed": -1}, "seed is -1: a whole number from 0 to 2"),
         ({"seed": 2**64}, "seed is 18446744073709551616"),
         ({"seed": True}, "seed is True: it is a whole number"),
-        ({"lr": float("inf")}, "lr is inf: a finite number"),
-        ({"weight_decay": float("nan")}, "weight-decay is nan: a finite number"),
         ({"clip_norm": "a"}, "clip-norm is 'a': it is a number or nothing"),
         ({"val_fraction": "x"}, "val-fraction is 'x': it is a number or nothing"),
         ({"model": 7}, "model is 7: it is text"),
@@ -38,6 +37,21 @@ def test_values_of_another_kind_or_range(
         TrainSettings(**settings)
     (tmp_path / "config.json").write_text(json.dumps({"config": {"settings": settings}}))
     with pytest.raises(CheckpointError, match=f"config.json: {said}.*; mend the file, or start"):
+        resumed(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "word"),
+    [
+        ({"lr": float("inf")}, "lr is inf: a finite number", "Infinity"),
+        ({"weight_decay": float("nan")}, "weight-decay is nan: a finite number", "NaN"),
+    ],
+)
+def test_numbers_are_finite(settings: dict[str, Any], said: str, word: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        TrainSettings(**settings)
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"settings": settings}}))
+    with pytest.raises(CheckpointError, match=f"it has {word}, which is no number of JSON"):
         resumed(tmp_path, {})
 
 
@@ -88,8 +102,8 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
 
 
 def test_the_batch_is_told_in_whole_samples() -> None:
-    assert recipe.batch_line("128", 128, 1, 1, 0.003) == "Batch size: 128; learning rate 0.003"
-    told = recipe.batch_line("128 fits", 128, 2, 3, 0.1)
+    assert batch_line("128", 128, 1, 1, 0.003) == "Batch size: 128; learning rate 0.003"
+    told = batch_line("128 fits", 128, 2, 3, 0.1)
     assert told == (
         "Batch size: 128 fits, 42 or 43 on each of 3 devices,"
         " accumulated 2 times (effective batch 256); learning rate 0.1"
