@@ -225,6 +225,8 @@ def damaged(*names: str) -> Callable[[Trial], Child]:
         child.wait()
         whole = [path for path in (trial.folder / "checkpoints").glob("step-*") if sound(path)]
         files = sorted({path for name in names for path in trial.folder.rglob(name)})
+        if not whole:  # the settings are in config.json alone, and nothing is saved
+            files = [path for path in files if path.name != "config.json"]
         if len(whole) < 2:  # there is none before it to go on from
             files = [path for path in files if path.parent not in whole]
         elif trial.chance.random() < 0.8:
