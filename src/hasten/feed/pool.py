@@ -118,7 +118,12 @@ class Pool:
             raise
         except (EOFError, ConnectionError):
             raise self._death(worker) from None
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            if worker.channel.closed:
+                raise DataError(
+                    "the worker processes were ended, by another thread or as the program ends, "
+                    "while a batch was waited for"
+                ) from None
             raise _unopened(worker, error) from error
         worker.begun = True
         try:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from hasten.errors import DataError
 from hasten.feed import Loader
+from hasten.feed.pool import Pool
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 
@@ -340,6 +341,29 @@ time.sleep(60)
     while any(map(_runs, pids)) and time.monotonic() < ended:
         time.sleep(0.02)
     assert not any(map(_runs, pids))
+
+
+class Sleeping:
+    """Work that takes long."""
+
+    def start(self, worker: int) -> None: ...
+
+    def run(self, job: Any) -> Any:
+        time.sleep(60)
+
+    def failed(self, job: Any, error: Exception) -> Any: ...
+
+    def left(self, job: Any, error: BaseException) -> Any: ...
+
+
+def test_workers_that_another_thread_ends_meanwhile_are_no_riddle() -> None:
+    pool = Pool(1, Sleeping(), context=None, jobs_each=1)
+    pool.send(0, "a job")
+    timer = threading.Timer(0.2, pool.close)
+    timer.start()
+    with pytest.raises(DataError, match="were ended, by another thread"):
+        pool.receive(0)
+    timer.join()
 
 
 def _runs(pid: int) -> bool:
