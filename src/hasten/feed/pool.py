@@ -23,6 +23,7 @@ import torch.multiprocessing
 
 from hasten.errors import DataError
 from hasten.feed.channel import Channel, hung_up, ready
+from hasten.feed.obituary import NOT_BEGUN, obituary
 from hasten.feed.parcel import Parcel, lend, opened
 from hasten.feed.segments import Arena, Borrowed
 
@@ -54,7 +55,7 @@ class DiedError(Exception):
 
     def __init__(self, pid: int, exitcode: int | None, *, imported: bool = False) -> None:
         """`imported`: it had to import the script, and has never answered."""
-        super().__init__(_NOT_BEGUN.format(pid) if imported else _obituary(pid, exitcode))
+        super().__init__(NOT_BEGUN.format(pid) if imported else obituary(pid, exitcode))
 
 
 class Pool:
@@ -391,35 +392,3 @@ def _unopened(worker: _Worker, error: Exception) -> DataError:
         f"a batch from worker process {worker.process.pid} could not be opened: "
         f"{type(error).__name__}: {error}. Where too many files are open, raise `ulimit -n`"
     )
-
-
-def _obituary(pid: int, exitcode: int | None) -> str:
-    if exitcode is None:
-        return f"worker process {pid} closed its channel"
-    if exitcode < 0:
-        name = signal.Signals(-exitcode).name
-        return f"worker process {pid} was killed by {name}. {_LIKELY.get(name, _CRASH)}"
-    return f"worker process {pid} ended with exit status {exitcode}. {_ENDED}"
-
-
-_NOT_BEGUN = (
-    "worker process {} ended before its first batch. Processes that are not forked import the "
-    'script anew: put what it does under `if __name__ == "__main__":`, and define data sets and '
-    "functions in a file (what is typed into a notebook cannot be imported)"
-)
-_ENDED = (
-    "Likely the data set's code, or a library of it, ended it (os._exit, C's exit): try "
-    "num_workers=0 to see where"
-)
-_CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
-_LIKELY = {
-    "SIGKILL": (
-        "Likely the machine ran out of memory (see `dmesg`), unless somebody did it by hand: use "
-        "fewer workers, a smaller batch or prefetch_factor=1"
-    ),
-    "SIGBUS": (
-        "Likely /dev/shm, through which batches travel, is full: give it more (docker run "
-        "--shm-size=8g), or use fewer workers or a smaller batch"
-    ),
-    "SIGTERM": "Somebody, or the machine's scheduler, told it to end",
-}
