@@ -31,8 +31,8 @@ _LIKELY = {
         "fewer workers, a smaller batch or prefetch_factor=1"
     ),
     "SIGBUS": (
-        "Likely /dev/shm, through which batches travel, is full: give it more (docker run "
-        "--shm-size=8g), or use fewer workers or a smaller batch"
+        "Likely a file that the data set has mapped was cut short, or /dev/shm, in which its code "
+        "shares tensors, is full: give that more (docker run --shm-size=8g)"
     ),
     "SIGTERM": "Somebody, or the machine's scheduler, told it to end",
 }
