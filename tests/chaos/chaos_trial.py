@@ -88,7 +88,9 @@ class Trial:
     floor: int = -1
     """The newest step that was seen in a whole checkpoint: from now on nothing before it may be
     the newest, and no run may begin before it."""
+    log_name: str = "log.txt"
     _heard: int = field(default=0)
+    _floor_then: int = field(default=-1)
 
     @property
     def folder(self) -> Path:
@@ -97,7 +99,7 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        return self.place.parent / "log.txt"
+        return self.place.parent / self.log_name
 
     def start(self, *words: str, before: Callable[[], None] = lambda: None) -> Child:
         def both() -> None:
@@ -109,13 +111,13 @@ class Trial:
 
     def begin(self, before: Callable[[], None] = lambda: None, *words: str) -> Child:
         """Start the run, and wait until it is in its folder."""
-        self._heard = len(self.heard())
+        self._heard, self._floor_then = len(self.heard()), self.floor
         child = self.start(*SETTINGS, *self.words, *words, "--name", "run", before=before)
         until(child, lambda: (self.folder / "config.json").exists())
         return child
 
     def resume(self) -> Child:
-        self._heard = len(self.heard())
+        self._heard, self._floor_then = len(self.heard()), self.floor
         return self.start("--resume", str(self.folder), "--progress", "plain")
 
     def moment(self, child: Child) -> None:
@@ -150,11 +152,13 @@ class Trial:
         said = self.heard()[self._heard :]
         for number, start in enumerate(said.split(_STARTED)[1:]):
             steps = [int(step) for step in _RESUMED.findall(start)]
-            if steps and steps[0] < self.floor:
-                raise Lost(f"step {self.floor} was saved, and it went on from step {steps[0]}")
+            # The first one began before what was seen since; the launcher started the rest later.
+            floor = self._floor_then if number == 0 else self.floor
+            if steps and steps[0] < floor:
+                raise Lost(f"step {floor} was saved, and it went on from step {steps[0]}")
             first = anew and number == 0
-            if not steps and not first and self.floor >= 0 and "Epoch [" in start:
-                raise Lost(f"step {self.floor} was saved, and it began anew")
+            if not steps and not first and floor >= 0 and "Epoch [" in start:
+                raise Lost(f"step {floor} was saved, and it began anew")
 
 
 def until(child: Child, true: Callable[[], bool]) -> None:
