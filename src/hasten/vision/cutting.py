@@ -28,6 +28,9 @@ UPRIGHT = {
 Scale = tuple[float, float]
 """Pixels there are for each pixel of the picture: down, across."""
 
+_BITS_BEFORE = np.array([0, 8, 16], np.uint32)[:, None, None]
+"""In a word of four bytes, those before each channel."""
+
 _PLAIN_COLOURS_FROM = 1.5  # pixels for each one wanted; below that plain colours may show
 
 
@@ -164,17 +167,14 @@ def _lay_apart(square: NDArray[np.uint8], planes: NDArray[np.uint8]) -> None:
     if square.shape[2] != 4:
         np.copyto(planes, square.transpose(2, 0, 1))
         return
-    # By whole pixels, which the processor does many of at once: twice as fast as by bytes.
+    # By whole pixels, which the processor does many of at once: twice as fast as by bytes. All in
+    # one call, as after each a thread waits for the interpreter's lock.
     words = square.view("<u4")[:, :, 0]
     if not words.flags.c_contiguous:
         turned = _words("turned", words.shape)
         np.copyto(turned, words)
         words = turned
-    np.copyto(planes[0], words, casting="unsafe")
-    shifted = _words("shifted", words.shape)
-    for channel in (1, 2):
-        np.right_shift(words, 8 * channel, out=shifted)
-        np.copyto(planes[channel], shifted, casting="unsafe")
+    np.right_shift(words[None], _BITS_BEFORE, out=planes, casting="unsafe")
 
 
 def _words(purpose: str, shape: tuple[int, ...]) -> NDArray[np.uint32]:
