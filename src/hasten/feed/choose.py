@@ -16,7 +16,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
-from hasten.feed.measure import Measured, measure_apart
+from hasten.feed.measure import Measured, measure_apart, workers_for
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.reading import harmless
@@ -188,16 +188,16 @@ class Planner:
             return Plan(name="inline", reason=f"{each}, too cheap to hand over")
         if not cost.steady:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
-        have, waits = runtime.cores(), cost.busy <= 0.5 and not cost.cut
+        have, waits = runtime.cores(), cost.waits
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         if maker.fetch is not None and (waits or cost.cut or free > _FREE or have == 1):
             if not waits:
                 return self._threads(have, each)
-            wanted = min(_MOST_WORKERS, math.ceil(have / max(cost.busy, 0.05)))
+            wanted = min(_MOST_WORKERS, workers_for(have, cost.busy))
             return self._threads(self._within_memory(wanted), f"{each}, {_WAITS}")
         if maker.fetch is None and not cost.draws and self._several:
             if waits:
-                wanted = min(_MOST_THREADS, math.ceil(have / max(cost.busy, 0.05)))
+                wanted = min(_MOST_THREADS, workers_for(have, cost.busy))
                 return self._threads(self._within_memory(wanted), f"{each}, {_WAITS}")
             if cost.free is not None and cost.free > _FREE and have > 1:
                 return self._threads(have, f"{each}, which leave the interpreter's lock free")
@@ -212,8 +212,7 @@ class Planner:
     def _by_processes(self, cost: Measured, reason: str) -> Plan:
         """As many workers as there are cores, or more where they mostly wait."""
         have, size = runtime.cores(), self._size
-        waits = cost.busy <= 0.5 and not cost.cut
-        wanted = math.ceil(have / max(cost.busy, 0.05)) if waits else have
+        wanted = workers_for(have, cost.busy) if cost.waits else have
         wanted = min(
             wanted, max(_FIRST_WAITING, have), _MOST_WORKERS, max(1, -(-self._count() // size))
         )

@@ -21,6 +21,7 @@ from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
 from hasten.feed.inside import inside
 from hasten.feed.jobs import Jobs
+from hasten.feed.measure import workers_for
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.pool import DiedError, Pool
@@ -206,7 +207,7 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
         return _inline(f"{each}, an epoch's take less than starting workers")
     # One core is left to the training step; samples that mostly wait need more than one a core.
     busy = found.busy > 0.5
-    wanted = max(1, cores - 1) if busy else math.ceil(cores / max(found.busy, 0.05))
+    wanted = max(1, cores - 1) if busy else workers_for(cores, found.busy)
     wanted = int(min(wanted, _MOST_WORKERS, max(1, epoch_s / _A_WORKER_S)))
     reason = f"{each}, drawing nothing" + ("" if busy else ", mostly waiting")
     return Plan(name="processes", reason=reason, workers=wanted, prefetch_batches=2 * wanted)

@@ -78,6 +78,16 @@ class Measured:
         """Share of a sample's time in which it computes; the rest it waits, as for a disk."""
         return min(1.0, self.cpu_seconds / self.seconds) if self.seconds > 0 else 1.0
 
+    @property
+    def waits(self) -> bool:
+        """Whether a sample is known to wait for most of its time."""
+        return self.busy <= 0.5 and not self.cut
+
+
+def workers_for(cores: int, busy: float) -> int:
+    """Workers that keep `cores` at work, each computing for a share `busy` of its time."""
+    return math.ceil(cores / max(busy, 0.05))
+
 
 def measure(
     maker: Maker,
