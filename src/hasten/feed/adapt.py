@@ -23,7 +23,7 @@ _WORTH_S = 0.2  # what is left to gain in an epoch, for a change in the middle o
 
 
 class Moves(Protocol):
-    """What can be tried; each gives None where there is nothing to try (see `Planner`)."""
+    """What can be tried; each gives None where there is nothing to try (see `moves`)."""
 
     def larger(self, plan: Plan, wait_s: float) -> Plan | None:
         """More workers, where a batch is waited for so long; the same plan, with the reason, where

@@ -13,6 +13,7 @@ from hasten.feed import tables
 from hasten.feed.adapt import Watch
 from hasten.feed.choose import Planner
 from hasten.feed.executor import Executor, Items, Parts
+from hasten.feed.moves import Moves
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.place import Ahead
@@ -95,7 +96,7 @@ class Feeds:
                 clock=self._clock,
             )
             executor = Executor(parts, plan, device)
-            found = _Feed(device, executor, parts, planner, Watch(planner))
+            found = _Feed(device, executor, parts, planner.moves, Watch(planner.moves))
             self._feeds[device] = found
             _log.info("feed: %s", plan)
         return found
@@ -126,7 +127,7 @@ class Feeds:
             finally:
                 items.close()
             if executor.unfit and feed.wanted is None:
-                feed.wanted = feed.planner.instead(executor.plan, executor.unfit)
+                feed.wanted = feed.moves.instead(executor.plan, executor.unfit)
             if feed.wanted is not None and feed.executor is executor:
                 self._change(feed)
             if run.over or not (stopped or executor.unfit):
@@ -187,7 +188,7 @@ class _Feed:
     device: torch.device | None
     executor: Executor
     parts: Parts
-    planner: Planner
+    moves: Moves
     watch: Watch
     changes: list[tuple[Plan, Plan]] = field(default_factory=list)
     wanted: Plan | None = None

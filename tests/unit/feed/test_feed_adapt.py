@@ -14,9 +14,10 @@ import torch
 from hasten.devices import runtime
 from hasten.feed import Loader, Plan
 from hasten.feed import choose as choose_module
+from hasten.feed import sizing as sizing_module
 from hasten.feed.adapt import Watch
-from hasten.feed.choose import Planner
 from hasten.feed.measure import Measured
+from hasten.feed.moves import Moves as PlanMoves
 
 
 class Moves:
@@ -189,7 +190,7 @@ class Slow(kinds.Plain):
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 2)
     cost = Measured(samples=9, seconds=0.25, cpu_seconds=0.25, collate_seconds=0.0, bytes=32)
-    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: cost)
+    monkeypatch.setattr(sizing_module, "measure_apart", lambda *_, **__: cost)
 
 
 def test_a_loader_changes_its_plan_in_the_epoch_and_says_so(
@@ -222,13 +223,13 @@ def test_what_was_asked_for_is_kept(options: dict[str, Any], two_cores: None) ->
     assert loader.plan.name == "inline"
 
 
-def planner(cost: Measured, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Planner:
-    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: cost)
+def moves(cost: Measured, monkeypatch: pytest.MonkeyPatch, **options: Any) -> PlanMoves:
+    monkeypatch.setattr(sizing_module, "measure_apart", lambda *_, **__: cost)
     loader = Loader(kinds.Plain(1000), 10, **options)
     assert loader.plan.name
     found = loader._feeds._planner
     assert found is not None
-    return found
+    return found.moves
 
 
 COST = Measured(samples=9, seconds=0.01, cpu_seconds=0.01, bytes=1 << 20)
@@ -239,11 +240,11 @@ def test_little_memory_makes_it_smaller_and_keeps_it_from_growing(
 ) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     plan = replace(PLAN, workers=4, prefetch_batches=8)
-    plans = planner(COST, monkeypatch)
+    plans = moves(COST, monkeypatch)
     host = {"free": 1 << 34, "shm": 1 << 34}
     memory = lambda device: runtime.Memory(host["free"], 1 << 34)  # noqa: E731
     monkeypatch.setattr(runtime, "memory", memory)
-    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: host["shm"])
+    monkeypatch.setattr(sizing_module, "shared_memory_free", lambda: host["shm"])
     assert plans.smaller(plan) is None
     assert plans.deeper(plan) is not None
     host["shm"] = 70 << 20
@@ -270,8 +271,8 @@ def test_a_small_dev_shm_is_said_where_workers_would_help(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(choose_module, "_START_WORKERS_S", 1e9)
     cost = Measured(samples=9, seconds=0.25, cpu_seconds=0.25, bytes=1 << 9)
-    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: cost)
-    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: free)
+    monkeypatch.setattr(sizing_module, "measure_apart", lambda *_, **__: cost)
+    monkeypatch.setattr(sizing_module, "shared_memory_free", lambda: free)
     dataset = Slow()
     with (
         caplog.at_level(logging.INFO, "hasten.feed"),
@@ -290,7 +291,7 @@ def test_what_the_loop_makes_in_no_time_is_not_handed_over(
     """The samples tried took longer than those of the loop do: its own are what counts."""
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     inline = Plan(name="inline", reason="")
-    plans = planner(COST, monkeypatch)
+    plans = moves(COST, monkeypatch)
     assert plans.larger(inline, 0.001) is None
     beside = replace(inline, copied=True)
     assert plans.larger(beside, 0.001) is not None, "the step is a device's, the cores are free"
@@ -302,8 +303,25 @@ def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
 ) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     inline = Plan(name="inline", reason="")
-    assert planner(COST, monkeypatch).larger(inline, 0.1) is not None
-    assert planner(replace(COST, opens=True), monkeypatch).larger(inline, 0.1) is None
+    assert moves(COST, monkeypatch).larger(inline, 0.1) is not None
+    assert moves(replace(COST, opens=True), monkeypatch).larger(inline, 0.1) is None
+
+
+def test_samples_whose_trial_was_cut_short_are_not_taken_for_ones_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is known of their processor time: more workers than cores are for those that wait."""
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    cut = Measured(samples=1, seconds=0.9, cpu_seconds=0.0, cut=True)
+    waiting = replace(cut, cut=False)
+    four = replace(PLAN, workers=4, prefetch_batches=8)
+    assert moves(cut, monkeypatch).larger(four, 0.9) is None
+    more = moves(waiting, monkeypatch).larger(four, 0.9)
+    assert more is not None and more.workers == 5
+    monkeypatch.setattr(runtime, "cores", lambda: 1)
+    inline = Plan(name="inline", reason="")
+    assert moves(cut, monkeypatch).larger(inline, 0.9) is None, "one core has nothing to share"
+    assert moves(waiting, monkeypatch).larger(inline, 0.9) is not None
 
 
 def test_the_step_is_seen_and_said() -> None:

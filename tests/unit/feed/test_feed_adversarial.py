@@ -23,6 +23,8 @@ from torch.utils.data import (
 from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 from hasten.feed import choose as choose_module
+from hasten.feed import moves as moves_module
+from hasten.feed import sizing as sizing_module
 from hasten.feed.compare import identical
 from hasten.feed.measure import measure
 from hasten.feed.samples import Maker
@@ -350,15 +352,16 @@ def test_it_is_seen_whether_an_index_gives_the_same_again(name: str) -> None:
 def test_what_does_not_is_made_by_the_loop_however_long_it_takes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_module, "_CHEAP_BATCH_S", 0.0)
-    monkeypatch.setattr(choose_module, "_HANDOVER_S", 0.0)
+    for module in (choose_module, moves_module, sizing_module):
+        monkeypatch.setattr(module, "CHEAP_BATCH_S", 0.0)
+    monkeypatch.setattr(moves_module, "_HANDOVER_S", 0.0)
     monkeypatch.setattr(choose_module, "_START_WORKERS_S", 0.0)
     loader = Loader(UNSTEADY[name](), 4)
     assert loader.plan.name == "inline"
     assert "an index gives another one each time" in loader.explain()
     planner = loader._feeds._planner
-    assert planner is not None and planner.larger(loader.plan, 0.1) is None
-    assert planner.instead(loader.plan, "so").name == "inline"
+    assert planner is not None and planner.moves.larger(loader.plan, 0.1) is None
+    assert planner.moves.instead(loader.plan, "so").name == "inline"
 
 
 @pytest.mark.parametrize("asked", PLANS.values(), ids=PLANS)

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
 from hasten.devices import runtime
 from hasten.feed import Loader, Plan
-from hasten.feed import choose as choose_module
+from hasten.feed import sizing as sizing_module
 from hasten.feed.measure import measure
 from hasten.feed.plan import duration
 from hasten.feed.samples import Maker
@@ -52,7 +52,7 @@ class TimedDrawing(Timed):
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 4)
-    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: 1 << 30)
+    monkeypatch.setattr(sizing_module, "shared_memory_free", lambda: 1 << 30)
 
 
 def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Plan:
@@ -63,7 +63,7 @@ def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pl
             found = measure(maker, count, batch, cpu_clock=cpu, queued=none, **options)
             return found and replace(found, free=dataset.free)
 
-        monkeypatch.setattr(choose_module, "measure_apart", timed)
+        monkeypatch.setattr(sizing_module, "measure_apart", timed)
         options["clock"] = lambda: dataset.now
     return Loader(dataset, options.pop("batch_size", 16), **options).plan
 
@@ -101,11 +101,11 @@ def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     batch_bytes = 16 * (6 * 4 + 8)
-    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: 9 * batch_bytes)
+    monkeypatch.setattr(sizing_module, "shared_memory_free", lambda: 9 * batch_bytes)
     plan = planned(Timed(2e-3), monkeypatch)
     assert plan.workers == 2
     assert "/dev/shm has room for 2 workers' batches" in str(plan)
-    monkeypatch.setattr(choose_module, "_shared_memory_free", lambda: batch_bytes)
+    monkeypatch.setattr(sizing_module, "shared_memory_free", lambda: batch_bytes)
     assert "/dev/shm has room for no batches" in str(planned(Timed(2e-3), monkeypatch))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.feed import Loader
-from hasten.feed import choose as choose_module
+from hasten.feed import sizing as sizing_module
 from hasten.feed.compare import identical
 from hasten.feed.fingerprint import fingerprint
 from hasten.feed.measure import Measured
@@ -37,7 +37,7 @@ class Telling(kinds.Drawing):
 @pytest.fixture(autouse=True)
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 2)
-    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: COST)
+    monkeypatch.setattr(sizing_module, "measure_apart", lambda *_, **__: COST)
 
 
 def pids(loader: Loader) -> list[int]:
@@ -45,7 +45,7 @@ def pids(loader: Loader) -> list[int]:
 
 
 def test_workers_that_are_there_leave_the_loop_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_module, "_HEAD_S", 10.0)
+    monkeypatch.setattr(sizing_module, "_HEAD_S", 10.0)
     with Loader(Telling(), 4) as loader:
         assert loader.plan.head_batches == 3
         for epoch, head in enumerate((3, 1, 1)):
@@ -98,7 +98,7 @@ def test_a_data_set_that_cannot_be_compared_gets_new_workers_each_epoch() -> Non
 
 def test_files_that_samples_leave_open_mean_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
     opens = replace(COST, opens=True)
-    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: opens)
+    monkeypatch.setattr(sizing_module, "measure_apart", lambda *_, **__: opens)
     with Loader(Telling(), 4) as loader:
         assert os.getpid() not in pids(loader)
 

@@ -25,8 +25,8 @@ from torch.utils.data import default_collate
 from hasten.errors import DataError
 from hasten.feed import Loader
 from hasten.feed import channel as channel_module
-from hasten.feed import choose as choose_module
 from hasten.feed import segments as segments_module
+from hasten.feed import sizing as sizing_module
 from hasten.feed.channel import MOST_FILES, Channel, Plain, hung_up, ready
 from hasten.feed.parcel import OnDeviceError, Parcel, lend, opened
 from hasten.feed.segments import MOST_SEGMENTS, Arena, Borrowed
@@ -340,10 +340,10 @@ def test_shared_memory_that_is_full_is_told_before_it_is_written_to(
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory without a name")
 def test_the_size_of_dev_shm_bounds_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_module._shared_memory_free() is None
-    monkeypatch.setattr(choose_module, "NAMELESS", False)
+    assert sizing_module.shared_memory_free() is None
+    monkeypatch.setattr(sizing_module, "NAMELESS", False)
     if Path("/dev/shm").is_dir():
-        assert choose_module._shared_memory_free() is not None
+        assert sizing_module.shared_memory_free() is not None
 
 
 def test_more_new_segments_than_files_may_go_with_a_message(pair: Pair) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Subset
 
 from hasten.feed import Loader
-from hasten.feed import choose as choose_module
+from hasten.feed import sizing as sizing_module
 from hasten.feed.compare import identical
 from hasten.feed.measure import Measured
 from hasten.feed.reading import harmless
@@ -139,7 +139,7 @@ COST = Measured(samples=9, seconds=0.001, cpu_seconds=0.0, bytes=16)
 def test_samples_that_wait_are_made_by_threads(
     kind: type, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_module, "measure_apart", lambda *_, **__: COST)
+    monkeypatch.setattr(sizing_module, "measure_apart", lambda *_, **__: COST)
     with Loader(kind(), 4, shuffle=True) as loader:
         assert (loader.plan.name, loader.plan.workers) == ("threads", workers)
         expected = list(Loader(kind(), 4, plan="inline", shuffle=True))

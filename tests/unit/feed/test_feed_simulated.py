@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hasten
 from hasten.devices import runtime
-from hasten.feed import Loader, Plan
-from hasten.feed import choose as choose_module
+from hasten.feed import Loader, Plan, placing
 from hasten.feed import place as place_module
 from hasten.feed.place import Ahead
 from hasten.simulate import Copy, DeviceSpec, Hazard, Sync
@@ -259,7 +258,7 @@ def test_a_loader_on_the_simulated_device_gives_what_the_host_gives() -> None:
 def test_why_copies_cannot_run_beside_the_computation(
     device: str, options: dict[str, Any], said: str
 ) -> None:
-    why = choose_module._why_not_beside(torch.device(device), **options)
+    why = placing.why_not_beside(torch.device(device), **options)
     assert (said in why) and bool(said) == bool(why)
 
 

@@ -1,0 +1,117 @@
+"""The next plan to try while one runs, where that one leaves the loop waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hasten.devices import runtime
+from hasten.feed.plan import Plan
+from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
+
+_HANDOVER_S = 0.002  # what takes less is not worth trying to hand over
+_BESIDE_S = 0.0005  # the same where the step leaves the host's cores to the workers
+_MOST_AHEAD = 8  # batches a worker
+
+
+class Moves:
+    """What can be tried with one data set; each gives None where there is nothing to try."""
+
+    def __init__(self, sizing: Sizing) -> None:
+        self._sizing = sizing
+        self._chosen = sizing.options.chosen
+
+    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+        """The next plan to try where the loop waits; None where this one is all there is.
+
+        Where only room is lacking for workers, it is this one again, whose reason says so.
+
+        Args:
+            plan: the one that runs.
+            wait_s: for a batch, as seen: where the loop makes it, what that takes.
+        """
+        if not self._chosen or plan.name not in ("inline", "threads", "processes"):
+            return None
+        have, cost = runtime.cores(), self._sizing.seen
+        waits = cost is not None and cost.waits
+        pool = plan.name == "threads" and plan.workers > 1
+        alone = self._sizing.maker.fetch is None and plan.name != "processes" and not pool
+        if alone:  # the loop's thread, or one beside it
+            if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
+                return None
+            made_s = wait_s if plan.name == "inline" else self._sizing.batch_s(cost)
+            if made_s < (_BESIDE_S if plan.copied else _HANDOVER_S):
+                return None
+            return _like(self._sizing.by_processes(cost, plan.reason), plan)
+        if plan.name == "inline":
+            if have == 1 or (cost is not None and not cost.steady):
+                return None
+            return _like(self._sizing.threads(have, plan.reason), plan)
+        count = plan.workers + max(1, plan.workers // 4)
+        most = MOST_WORKERS if waits else min(MOST_WORKERS, have)
+        if count > most or self._sizing.within_memory(count) < count:
+            return None
+        ahead = plan.prefetch_batches * count // plan.workers
+        return replace(plan, workers=count, prefetch_batches=max(ahead, count))
+
+    def deeper(self, plan: Plan) -> Plan | None:
+        """The same with more batches ahead, where the loop waits for a few late ones."""
+        if not self._chosen or not plan.workers:
+            return None
+        ahead = 2 * plan.prefetch_batches
+        if ahead > _MOST_AHEAD * plan.workers or not self._sizing.has_room_for(plan, ahead):
+            return None
+        return replace(plan, prefetch_batches=ahead)
+
+    def smaller(self, plan: Plan) -> Plan | None:
+        """Half of it, where the host's memory or /dev/shm runs short; None where they do not."""
+        if not self._chosen or plan.name not in ("threads", "processes"):
+            return None
+        count = max(1, plan.workers // 2)
+        ahead = max(count, plan.prefetch_batches // 2)
+        if ahead == plan.prefetch_batches:
+            return None
+        short = self._sizing.shortage(plan)
+        if not short:
+            return None
+        return replace(
+            plan, workers=count, prefetch_batches=ahead, reason=f"{plan.reason}; {short}"
+        )
+
+    def without(self, plan: Plan, period_s: float, step_s: float) -> Plan | None:
+        """`inline`, where batches ahead of the loop gain nothing: none of them is worth a wait.
+
+        Args:
+            period_s: from one batch to the next, with this plan.
+            step_s: of those, the loop's own.
+        """
+        cost = self._sizing.seen
+        if not self._chosen or not plan.workers or cost is None or cost.cut:
+            return None
+        if period_s <= 1.05 * (self._sizing.batch_s(cost) + step_s):
+            return None
+        reason = f"{plan.reason}; batches made ahead came later than made when asked for"
+        return _like(Plan(name="inline", reason=reason), plan)
+
+    def instead(self, plan: Plan, why: str) -> Plan:
+        """A plan for the rest, after this one turned out not to suit the data set."""
+        reason = f"{plan.reason}; not {plan.name}: {why}"
+        cost = self._sizing.seen
+        apart = cost is not None and cost.steady and not cost.opens
+        worth = apart and cost is not None and self._sizing.batch_s(cost) >= CHEAP_BATCH_S
+        if plan.name == "threads" and worth and cost is not None and self._chosen:
+            return _like(self._sizing.by_processes(cost, reason), plan)
+        return _like(Plan(name="inline", reason=reason), plan)
+
+
+def _like(new: Plan, old: Plan) -> Plan:
+    """The new plan, with what the old one does once batches are made."""
+    return replace(
+        new,
+        pinned=old.pinned,
+        copied=old.copied,
+        ahead_batches=old.ahead_batches,
+        ahead_bytes=old.ahead_bytes,
+        blocked=old.blocked,
+        transformed=old.transformed,
+        step_s=old.step_s,
+    )
