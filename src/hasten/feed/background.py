@@ -9,12 +9,10 @@ the epoch by another plan.
 
 from __future__ import annotations
 
-import atexit
 import queue
 import random
 import re
 import threading
-import weakref
 from collections import deque
 from collections.abc import Generator
 from typing import Any
@@ -26,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.describe import late, text_of
+from hasten.feed.ending import close_at_end
 from hasten.feed.order import Order
 from hasten.feed.place import tensors
 from hasten.feed.plan import Plan
@@ -115,7 +114,7 @@ class _Thread:
         self._thread = threading.Thread(target=self._run, name="hasten-feed", daemon=True)
 
     def __enter__(self) -> _Thread:
-        _running.add(self)
+        close_at_end(self)
         self._thread.start()
         return self
 
@@ -225,12 +224,3 @@ def _comparable(state: dict[str, Any]) -> tuple[Any, ...]:
     """numpy's state as something that can be compared."""
     inner = {k: v.tobytes() if hasattr(v, "tobytes") else v for k, v in state["state"].items()}
     return state["bit_generator"], inner, state.get("has_gauss"), state.get("gauss")
-
-
-_running: weakref.WeakSet[_Thread] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for thread in list(_running):
-        thread.close()

@@ -13,9 +13,11 @@ import select
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 MOST_FILES = 16
@@ -58,12 +60,13 @@ class Plain:
 
 
 class Channel:
-    """One end of a pair; each end is for one process, and for one thread in each direction."""
+    """One end of a pair; each end is for one process, and one thread to read from it."""
 
     def __init__(self, end: socket.socket) -> None:
         """Its `end` is not to be used by others."""
         end.setblocking(False)
         self._end = end
+        self._writing = threading.RLock()  # by whoever has a letter, and whoever closes it
         self._letters: deque[Letter] = deque()
         self._rest = memoryview(b"")  # of a message that is half written
         self._head = bytearray()
@@ -92,6 +95,7 @@ class Channel:
 
     def close(self) -> None:
         """Close this end, and what came with half a message."""
+        # Not `_writing`, which in a fork nobody may let go of.
         self._end.close()
         self._letters.clear()
         for descriptor in self._files:
@@ -100,8 +104,9 @@ class Channel:
 
     def post(self, letter: Letter) -> bool:
         """Send a message as far as there is room now; see `flush`."""
-        self._letters.append(letter)
-        return self.flush()
+        with self._writing:
+            self._letters.append(letter)
+            return self.flush()
 
     def flush(self) -> bool:
         """Go on with what is not written yet; whether nothing is left.
@@ -109,16 +114,15 @@ class Channel:
         Raises:
             OSError: the other end is closed.
         """
-        try:
+        with self._writing, suppress(BlockingIOError):
             while self._rest or self._letters:
                 if not self._rest:
                     self._begin(self._letters[0])
                     self._letters.popleft().gone()
                     continue
                 self._rest = self._rest[self._end.send(self._rest) :]
-        except BlockingIOError:
-            return False
-        return True
+            return True
+        return False
 
     def _begin(self, letter: Letter) -> None:
         message, files = letter.written()

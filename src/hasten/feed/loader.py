@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from hasten.devices import device as chosen_device
 from hasten.devices import runtime
-from hasten.errors import UsageError
+from hasten.errors import DataError, UsageError
 from hasten.feed.attributes import Attributes
+from hasten.feed.ending import until_the_end
 from hasten.feed.feeds import Feeds
 from hasten.feed.keys import SampleRandom
 from hasten.feed.ondevice import DeviceLoader
@@ -189,6 +190,7 @@ class Loader(Attributes):
         self._feeds = feeds
         self._skips = skips
         self._told_length = False
+        self._closed = 0  # times
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._epoch = 0
         self._first = 0
@@ -341,8 +343,10 @@ class Loader(Attributes):
 
     def close(self) -> None:
         """End iterations under way, worker threads and processes; give up memory on devices."""
+        self._closed += 1
         for iterator in list(self._live):
-            iterator.close()
+            if not iterator.gi_running:  # in another thread: it ends there, at its next batch
+                iterator.close()
         self._feeds.close()
 
     def __enter__(self) -> Loader:
@@ -365,9 +369,11 @@ class Loader(Attributes):
         return iterator
 
     def _run(self, items: Generator[Item, None, None], cursor: Cursor) -> Iterator[Any]:
-        left_out, empty = self._skips.count, True
+        left_out, empty, closed = self._skips.count, True, self._closed
         try:
-            for number, batch, _ in items:
+            for number, batch, _ in until_the_end(items):
+                if self._closed != closed:
+                    raise DataError("the Loader was closed by another thread than the loop's")
                 cursor.batch, empty = number + 1, False
                 yield batch
             if empty and self._skips.count > left_out:

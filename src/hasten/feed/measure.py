@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 
 from hasten.feed import randomness
 from hasten.feed.compare import identical
+from hasten.feed.forking import unwarned
 from hasten.feed.samples import Maker
 
 Clock = Callable[[], float]
@@ -209,10 +209,7 @@ def measure_apart(
     if not sys.platform.startswith("linux"):
         return measure(maker, count, batch, clock=clock, cheap_s=cheap_s)
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # threads: the child starts none of them
+    with unwarned():
         try:
             child = os.fork()
         except OSError:  # no more processes, or no memory for one

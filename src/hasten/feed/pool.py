@@ -6,9 +6,7 @@ pipe, stops all of them, and it takes 5 s to see. Here nothing is shared but the
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,38 +14,26 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.multiprocessing
 
 from hasten.errors import DataError
-from hasten.feed.channel import Channel, hung_up, ready
+from hasten.feed.channel import Channel, ready
+from hasten.feed.ending import close_at_end
+from hasten.feed.forking import interrupts_held_back, unwarned
 from hasten.feed.obituary import NOT_BEGUN, obituary
-from hasten.feed.parcel import Parcel, lend, opened
-from hasten.feed.segments import Arena, Borrowed
+from hasten.feed.parcel import Parcel, opened
+from hasten.feed.segments import Borrowed
+from hasten.feed.serving import END, GRACE_S, LOOK_S, Work, serve
 
-_LOOK_S = 1.0  # how often a worker looks whether the main process is still there
-_GRACE_S = 1.0  # for a worker to end the batch that it is making, when it is told to stop
 _LEAVING_S = 10.0  # for a process that has closed its end to end, on a busy machine
-_END = "end"  # in place of a job
+_ENDED = (
+    "the worker processes were ended, by another thread or as the program ends, while a batch was "
+    "waited for"
+)
 _SPARE = 2  # segments that a worker keeps beyond one for each of its jobs
-
-
-class Work(Protocol):
-    """What a worker does; sent to it once."""
-
-    def start(self, worker: int) -> None:
-        """Called first, in the worker. It keeps what goes wrong for `run` to tell."""
-
-    def run(self, job: Any) -> Any:
-        """One job's reply."""
-
-    def failed(self, job: Any, error: Exception) -> Any:
-        """The reply in place of one that cannot be sent."""
-
-    def left(self, job: Any, error: BaseException) -> Any:
-        """The reply where the data set's code raised SystemExit, KeyboardInterrupt or the like."""
 
 
 class DiedError(Exception):
@@ -74,8 +60,11 @@ class Pool:
             niceness: what they add to theirs.
         """
         self._workers: list[_Worker] = []
+        self._count = count
+        self._closed = False
+        self._changing = threading.RLock()
         self._pid = os.getpid()
-        _pools.add(self)
+        close_at_end(self)
         if isinstance(context, str):
             context = torch.multiprocessing.get_context(context)
         self._context: Any = context or torch.multiprocessing
@@ -90,7 +79,7 @@ class Pool:
             raise
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return self._count
 
     @property
     def pids(self) -> list[int]:
@@ -99,8 +88,8 @@ class Pool:
 
     def send(self, number: int, job: Any) -> None:
         """Give a worker a job. One that is dead takes it too: `receive` tells."""
-        worker = self._workers[number]
-        with suppress(OSError):  # closed at the other end
+        with self._until_closed(), suppress(OSError):  # closed at the other end
+            worker = self._workers[number]
             worker.channel.post(Parcel((worker.borrowed.given_back(), job), None))
 
     def receive(self, number: int, timeout_s: float | None = None) -> Any:
@@ -109,9 +98,12 @@ class Pool:
         Raises:
             DiedError: the worker is gone, and this reply with it.
             TimeoutError: it did not come in time.
-            DataError: it could not be opened here.
+            DataError: it could not be opened here, or the pool was closed by another thread.
         """
-        worker = self._workers[number]
+        with self._until_closed():
+            return self._received(self._workers[number], timeout_s)
+
+    def _received(self, worker: _Worker, timeout_s: float | None) -> Any:
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             message, descriptors = worker.channel.receive(lambda: self._wait(worker, limit))
@@ -120,11 +112,6 @@ class Pool:
         except (EOFError, ConnectionError):
             raise self._death(worker) from None
         except (OSError, ValueError) as error:
-            if worker.channel.closed:
-                raise DataError(
-                    "the worker processes were ended, by another thread or as the program ends, "
-                    "while a batch was waited for"
-                ) from None
             raise _unopened(worker, error) from error
         worker.begun = True
         try:
@@ -135,7 +122,7 @@ class Pool:
     def _wait(self, worker: _Worker, limit: float | None) -> None:
         """Until a worker has written something, is gone (an EOFError), or it is too late."""
         while True:
-            left_s = _LOOK_S
+            left_s = LOOK_S
             if limit is not None:
                 left_s = min(left_s, limit - time.monotonic())
             # Jobs that there was no room for are written as there is, also those of others.
@@ -153,31 +140,47 @@ class Pool:
 
     def replace(self, number: int) -> None:
         """Start a new process in place of one that died; it has none of the jobs."""
-        with _interrupts_held_back():
+        with self._until_closed(), self._changing, interrupts_held_back():
             self._end(self._workers[number])
             self._workers[number] = self._started(number)
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """For the thread that iterates, while another one may close the pool at any moment.
+
+        Raises:
+            DataError: it did, whatever went wrong here by that.
+        """
+        try:
+            yield
+        except Exception:
+            if not self._closed:
+                raise
+            raise DataError(_ENDED) from None
 
     def close(self) -> None:
         """End all of them: those in the middle of a job get a second for it.
 
         In a fork of the process that started them, only the fork's ends of their pipes.
         """
-        if not self._workers:  # perhaps as the interpreter ends, when little works any more
-            return
+        self._closed = True
+        if not self._workers:
+            return  # perhaps as the interpreter ends, when little works any more
         if self._pid != os.getpid():
             workers, self._workers = self._workers, []
             for worker in workers:
                 worker.channel.close()
             return
-        with _interrupts_held_back():  # half closed, it could not be closed again
+        # Half closed, it could not be closed again.
+        with self._changing, interrupts_held_back():
             workers, self._workers = self._workers, []
             for worker in workers:
                 # A process that somebody else forked may hold a copy of this end: closing it
                 # would tell the worker nothing.
                 with suppress(OSError):
-                    worker.channel.post(Parcel(((), _END), None))
+                    worker.channel.post(Parcel(((), END), None))
                 worker.channel.close()
-            limit = time.monotonic() + _GRACE_S
+            limit = time.monotonic() + GRACE_S
             for worker in workers:
                 worker.process.join(max(0.0, limit - time.monotonic()))
             for worker in workers:
@@ -192,7 +195,7 @@ class Pool:
         _mine.add(mine)
         forked = self._context.get_start_method() == "fork"
         process = self._context.Process(
-            target=_main,
+            target=serve,
             args=(
                 theirs,
                 self._work,
@@ -208,7 +211,7 @@ class Pool:
         )
         worker = _Worker(process, mine)
         try:
-            with _interrupts_held_back():
+            with interrupts_held_back(), unwarned():
                 process.start()
         except BaseException:  # an interrupt that was held back comes when it has started
             mine.close()
@@ -233,20 +236,10 @@ class Pool:
         for end in (process.terminate, process.kill):
             if process.exitcode is None:
                 end()
-                process.join(_GRACE_S)
+                process.join(GRACE_S)
         if process.exitcode is not None:
             _unlink_memory(process.pid)
             process.close()
-
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Of what the script's own names still hold, while everything works that it takes to close."""
-    for pool in list(_pools):
-        pool.close()
 
 
 class _Worker:
@@ -259,113 +252,6 @@ class _Worker:
 
 _mine: weakref.WeakSet[Channel] = weakref.WeakSet()
 """The main process's ends of all channels, of all pools."""
-
-
-def _main(
-    channel: Channel, work: Work, number: int, niceness: int, spare: int, inherited: list[Channel]
-) -> None:
-    """What a worker process runs.
-
-    Ctrl-C goes to every process of the terminal, but what becomes of the run is for the main one
-    to say. A handler of SIGTERM that came with the fork is the main one's too.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if niceness and hasattr(os, "nice"):
-        os.nice(niceness)
-    for other in inherited:
-        other.close()
-    own, parent = os.getpid(), os.getppid()
-    threading.Thread(target=_end_with, args=(channel, parent), daemon=True).start()
-    torch.set_num_threads(1)
-    arena = Arena(spare)
-    lend(arena)
-    send = _Sender(channel)
-
-    def wait() -> None:
-        ready([channel])
-
-    try:
-        work.start(number)
-        while True:
-            message, _ = channel.receive(wait)
-            back, job = opened(message, (), None)
-            del message
-            for segment, lost in back:
-                arena.released(segment, lost=lost)
-            if job == _END:
-                return
-            try:
-                reply = work.run(job)
-            except BaseException as error:  # noqa: BLE001 - told by the loop
-                # Raised by the data set's own code: no reason for a worker to die unexplained.
-                reply = work.left(job, error)
-            if os.getpid() != own:
-                os._exit(0)  # a fork, made by the data set's code, that came back from there
-            try:
-                parcel = Parcel(reply, arena)
-            except Exception as error:  # noqa: BLE001 - told by the loop
-                parcel = Parcel(work.failed(job, error), arena)
-            del reply
-            send(parcel)
-    except (EOFError, ConnectionError):
-        return  # the main process has closed its end
-
-
-def _end_with(channel: Channel, parent: int) -> None:
-    """In a thread, for a worker that is in the middle of a sample (which may never end) when the
-    main process is killed, or has closed its end.
-
-    A fork of somebody's may hold that end too; where a server forks workers, it is the parent.
-    """
-    while os.getppid() == parent and not hung_up(channel, _LOOK_S):
-        pass
-    time.sleep(_GRACE_S)  # it may be leaving by itself
-    os._exit(1)
-
-
-class _Sender:
-    """Sends what there is room for, the rest by a thread: nobody reads while the loop trains."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._lock = threading.Lock()
-        self._left = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __call__(self, parcel: Parcel) -> None:
-        with self._lock:
-            if self._channel.post(parcel):
-                return
-        self._left.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while self._left.wait():
-                self._left.clear()
-                while True:
-                    with self._lock:
-                        if self._channel.flush():
-                            break
-                    ready((), [self._channel])
-        except (OSError, ValueError):
-            return  # the main process has closed its end; the other thread sees it too
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C waits, so that a process forked now does not get it before it can ignore it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _unlink_memory(pid: int) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
-import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from hasten.errors import DataError
 from hasten.feed.buffers import Ring, array
 from hasten.feed.describe import late
+from hasten.feed.ending import close_at_end
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.resting import Rest
@@ -229,7 +228,7 @@ class _Pool:
         ]
 
     def __enter__(self) -> _Pool:
-        _running.add(self)
+        close_at_end(self)
         for thread in self._threads:
             thread.start()
         return self
@@ -277,15 +276,6 @@ class _Pool:
                     return
                 job, place = self._tasks.popleft()
             job.run(place)
-
-
-_running: weakref.WeakSet[_Pool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pool in list(_running):
-        pool.close()
 
 
 def _tensor(value: Any) -> torch.Tensor | None:

@@ -17,10 +17,11 @@ from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
-from hasten.feed.pool import Pool, Work
+from hasten.feed.pool import Pool
 from hasten.feed.position import check_reached
 from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Maker
+from hasten.feed.serving import Work
 from hasten.feed.sources import Inline, Item, Report
 from hasten.feed.work import Beginning, MapWork, StreamWork
 

@@ -1,0 +1,49 @@
+"""Starting a process from one that has threads, as every process with PyTorch in it has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_one_at_a_time = threading.Lock()
+
+
+def _in_child() -> None:
+    """The thread that holds it may not be there."""
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Within, Python (3.12 or later) does not warn that this process has threads and is forked.
+
+    Whoever uses a Loader has not asked for a fork, and cannot do without PyTorch's threads. What
+    runs in the child uses no lock that a thread of this process may hold at that moment: none of
+    PyTorch's pool, as it computes with one thread, and Python makes its own anew.
+    """
+    # Filters are of the whole process: two threads at once would put back each other's.
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
+        yield
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits, so that a process forked now does not get it before it can ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
