@@ -2,7 +2,9 @@
 
 Each contender runs in a fresh process. What its processes hold is summed up by proportional set
 size (a page that several share counts once, between them), every few milliseconds, from the moment
-when its data is there and nothing has been fed. In the child, `in_child` waits for the parent.
+when its data is there and nothing has been fed. Pages of files are left out: a library's are shared
+with every other program that has loaded it, and count for more when one of those ends. In the
+child, `in_child` waits for the parent.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 _EVERY_S = 0.01
 _READY, _DONE = "ready", "done"
+_COUNTED = ("Pss_Anon:", "Pss_Shmem:")
 
 
 def growth_bytes(script: str, *arguments: str) -> int | None:
@@ -102,4 +105,4 @@ def _share(process: int) -> int:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:  # likewise
         return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(_COUNTED))

@@ -26,8 +26,8 @@ class Moves(Protocol):
     """What can be tried; each gives None where there is nothing to try (see `moves`)."""
 
     def larger(self, plan: Plan, wait_s: float) -> Plan | None:
-        """More workers, where a batch is waited for so long; the same plan, with the reason, where
-        there is no room for them."""
+        """More workers, where a batch is waited for so long (not counted what its maker waited for
+        a core); the same plan, with the reason, where there is no room for them."""
 
     def deeper(self, plan: Plan) -> Plan | None:
         """More batches ahead."""
@@ -48,8 +48,11 @@ class Watch:
     and of a plan, stand apart.
     """
 
-    def __init__(self, moves: Moves) -> None:
+    def __init__(self, moves: Moves, queued: Clock = lambda: 0.0) -> None:
+        """`queued`: seconds that the loop's thread has waited for a core, so far."""
         self._moves = moves
+        self._queued = queued
+        self._queued_s = 0.0
         self._before: tuple[float, Plan] | None = None
         self._settled = False
         self._skip = _FIRST_BATCHES
@@ -68,6 +71,8 @@ class Watch:
         if self._skip:
             self._skip -= 1
             return
+        if not self._batches:
+            self._queued_s = self._queued()
         self._batches += 1
         self._waited_s += wait_s
         self._worked_s += work_s
@@ -100,6 +105,7 @@ class Watch:
         to_gain_s = 0.0 if left is None else left * self._waited_s / self._batches
         if left is not None and self._before is None and to_gain_s < _WORTH_S:
             return plan  # more is seen until the epoch is over, and decided then
+        computing = 1 - min(1.0, max(0.0, (self._queued() - self._queued_s) / total_s))
         self._clear()
         less = self._moves.smaller(plan)
         if less is not None:
@@ -118,7 +124,8 @@ class Watch:
         tried_plan = self._moves.without(plan, period_s, step_s)
         if tried_plan is None and waiting > _WAITING:
             more = self._moves.deeper(plan) if late < _LATE else None
-            more = more or self._moves.larger(plan, period_s - step_s)
+            # What others take of the cores makes no batch worth handing over: they take it of all.
+            more = more or self._moves.larger(plan, computing * (period_s - step_s))
             said = f"; the loop waited {waiting:.0%} of the time"
             tried_plan = more and replace(more, reason=more.reason + said)
         if tried_plan is None:

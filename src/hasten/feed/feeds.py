@@ -13,6 +13,7 @@ from hasten.feed import tables
 from hasten.feed.adapt import Watch
 from hasten.feed.choose import Planner
 from hasten.feed.executor import Executor, Items, Parts
+from hasten.feed.lateness import queued_s
 from hasten.feed.moves import Moves
 from hasten.feed.options import Options
 from hasten.feed.order import Order
@@ -96,7 +97,8 @@ class Feeds:
                 clock=self._clock,
             )
             executor = Executor(parts, plan, device)
-            found = _Feed(device, executor, parts, planner.moves, Watch(planner.moves))
+            watch = Watch(planner.moves, queued_s)
+            found = _Feed(device, executor, parts, planner.moves, watch)
             self._feeds[device] = found
             _log.info("feed: %s", plan)
         return found

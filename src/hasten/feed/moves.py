@@ -8,8 +8,7 @@ from hasten.devices import runtime
 from hasten.feed.plan import Plan
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
 
-_HANDOVER_S = 0.002  # what takes less is not worth trying to hand over
-_BESIDE_S = 0.0005  # the same where the step leaves the host's cores to the workers
+_BESIDE_S = 0.0005  # what is handed over where the step leaves the host's cores to the workers
 _MOST_AHEAD = 8  # batches a worker
 
 
@@ -27,7 +26,7 @@ class Moves:
 
         Args:
             plan: the one that runs.
-            wait_s: for a batch, as seen: where the loop makes it, what that takes.
+            wait_s: for a batch, as seen: where the loop makes it, what that takes by itself.
         """
         if not self._chosen or plan.name not in ("inline", "threads", "processes"):
             return None
@@ -39,7 +38,7 @@ class Moves:
             if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
             made_s = wait_s if plan.name == "inline" else self._sizing.batch_s(cost)
-            if made_s < (_BESIDE_S if plan.copied else _HANDOVER_S):
+            if made_s < (_BESIDE_S if plan.copied else CHEAP_BATCH_S):
                 return None
             return _like(self._sizing.by_processes(cost, plan.reason), plan)
         if plan.name == "inline":

@@ -148,6 +148,14 @@ def harmless(dataset: Any) -> bool:
         return False
 
 
+def calls_harmless(function: Any) -> bool:
+    """Whether threads may call a function at once, by what its code is seen to do (see above)."""
+    try:
+        return _Harmless().call(function, 0)
+    except (AttributeError, NameError, ValueError, RecursionError):
+        return False
+
+
 class _Harmless:
     """Looks at every statement, whether it would be run or not."""
 

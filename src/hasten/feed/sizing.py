@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from hasten.devices import runtime
-from hasten.feed.measure import Measured, measure_apart, workers_for
+from hasten.feed.apart import measure_apart
+from hasten.feed.measure import Measured, workers_for
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Maker
@@ -25,7 +26,7 @@ Clock = Callable[[], float]
 # Passing a batch between processes costs about 2 ms on the way: text of 1 ms a batch took twice as
 # long with two workers as without (benchmarks/results).
 CHEAP_BATCH_S = 0.003
-"""A batch that takes less to make is not handed over unless it is waited for."""
+"""A batch that takes less to make is not handed over."""
 MOST_WORKERS = 16
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken

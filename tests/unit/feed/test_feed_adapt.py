@@ -167,6 +167,26 @@ def test_a_trial_that_goes_wrong_is_short() -> None:
     assert batches < 30, "11 ms each: half a second would be 45"
 
 
+@pytest.mark.parametrize(("queued_s", "asked_s"), [(0.0, 0.1), (0.5, 0.05), (9.0, 0.0)])
+def test_what_others_take_of_the_cores_is_not_what_a_batch_takes(
+    queued_s: float, asked_s: float
+) -> None:
+    """Ten batches, 1 s in all, of which the loop's thread stood in the queue for so long."""
+    asked: list[float] = []
+
+    class Noting(Moves):
+        def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+            asked.append(wait_s)
+            return None
+
+    queue = iter([3.0, 3.0 + queued_s])
+    watch = Watch(Noting(), lambda: next(queue))
+    for _ in range(13):
+        watch.saw(0.1, 0.0)
+    watch.decide(PLAN)
+    assert asked == [pytest.approx(asked_s)]
+
+
 @pytest.mark.parametrize(("inline_wait_s", "name"), [(0.002, "inline"), (0.02, "processes")])
 def test_prefetching_that_does_not_win_is_dropped(inline_wait_s: float, name: str) -> None:
     world = World(lambda plan, _: 0.006 if plan.workers else inline_wait_s, step_s=0.001)
@@ -292,7 +312,8 @@ def test_what_the_loop_makes_in_no_time_is_not_handed_over(
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     inline = Plan(name="inline", reason="")
     plans = moves(COST, monkeypatch)
-    assert plans.larger(inline, 0.001) is None
+    assert plans.larger(inline, 0.0029) is None
+    assert plans.larger(inline, 0.0031) is not None
     beside = replace(inline, copied=True)
     assert plans.larger(beside, 0.001) is not None, "the step is a device's, the cores are free"
     assert plans.larger(beside, 0.0001) is None

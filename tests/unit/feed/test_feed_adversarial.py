@@ -354,7 +354,6 @@ def test_what_does_not_is_made_by_the_loop_however_long_it_takes(
 ) -> None:
     for module in (choose_module, moves_module, sizing_module):
         monkeypatch.setattr(module, "CHEAP_BATCH_S", 0.0)
-    monkeypatch.setattr(moves_module, "_HANDOVER_S", 0.0)
     monkeypatch.setattr(choose_module, "_START_WORKERS_S", 0.0)
     loader = Loader(UNSTEADY[name](), 4)
     assert loader.plan.name == "inline"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import feed_datasets as kinds
 import pytest
 import torch
+from torch.utils.data import Dataset
 
-from hasten.feed import Loader
+from hasten.feed import Loader, randomness
+from hasten.feed import apart as apart_module
+from hasten.feed import lateness as lateness_module
 from hasten.feed import measure as measure_module
-from hasten.feed.measure import measure_apart
+from hasten.feed.apart import measure_apart
 from hasten.feed.samples import Maker
 
 
@@ -51,7 +55,19 @@ def test_files_left_open_are_seen() -> None:
 
 class Stuck(kinds.Plain):
     def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
         time.sleep(60)
+
+
+class Late(Dataset[Any]):
+    """Nothing that it does would be left behind."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.4)
+        return torch.zeros(2), index
 
 
 class Dying(kinds.Plain):
@@ -60,12 +76,77 @@ class Dying(kinds.Plain):
 
 
 def test_a_trial_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(apart_module, "_PATIENCE_S", 0.1)
     cost = tried(Stuck())
     assert cost.cut and cost.seconds == 0.1
     plan = Loader(Stuck(), 4).plan
     assert plan.name == "processes"
     assert "over 100 ms a sample" in str(plan)
+
+
+def test_a_thread_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(os, "fork", None)
+    before = randomness.save()
+    cost = tried(Late())
+    assert cost.cut and cost.seconds == 0.1
+    (left,) = (t for t in threading.enumerate() if t.name == "hasten-feed-trial")
+    torch.rand(1)
+    now = randomness.save()
+    left.join(10)
+    assert not left.is_alive(), "the sample that it was at was its last"
+    assert randomness.touched(now) == frozenset(), "what the loop drew meanwhile is not undone"
+    randomness.restore(before)
+
+
+class Quiet(Dataset[Any]):
+    """Reads what it has and nothing else."""
+
+    def __init__(self) -> None:
+        self.rows = [list(range(n % 7 + 1)) for n in range(200)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([2 * number for number in self.rows[index]]), index
+
+
+def padded(samples: list[Any]) -> Any:
+    longest = max(len(row) for row, _ in samples)
+    rows = [torch.nn.functional.pad(row, (0, longest - len(row))) for row, _ in samples]
+    return torch.stack(rows), [label for _, label in samples]
+
+
+def noted(samples: list[Any]) -> Any:
+    NOTED.append(len(samples))
+    return padded(samples)
+
+
+NOTED: list[int] = []
+
+
+def test_where_nothing_would_be_left_behind_no_process_is_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fork copies each page that it counts references in: megabytes, for a moment."""
+    forks: list[Any] = []
+    fork = os.fork
+
+    def counted() -> int:
+        forks.append(None)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", counted)
+    before = randomness.save()
+    cost = tried(Quiet(), collate=padded)
+    assert (cost.samples, cost.draws, cost.opens, cost.steady) == (200, frozenset(), False, True)
+    assert cost.collate_seconds > 0 and 8 < cost.bytes < 72
+    assert randomness.touched(before) == frozenset() and not forks
+    assert tried(Quiet(), collate=noted).samples == 200
+    assert len(forks) == 1 and not NOTED, "the collate function leaves something: in a fork"
+    tried(kinds.Plain())
+    assert len(forks) == 2
 
 
 def test_a_sample_that_ends_its_process_ends_the_trial_only() -> None:
@@ -131,7 +212,7 @@ def test_of_a_huge_batch_a_part_is_put_together() -> None:
     maker = Maker(Large(5000), collate, seed=0, skip_errors=False, batched=True)
     found = measure_module.measure(maker, 5000, 4096, clock=clock)
     assert found is not None and found.bytes == 1 << 20
-    assert given == [64], "64 MiB"
+    assert set(given) == {64}, "64 MiB"
     assert found.collate_seconds == pytest.approx(0.001 * 4096 / 64)
 
 
@@ -140,7 +221,7 @@ def test_a_collate_function_that_takes_long_does_not_hide_what_samples_cost() ->
         time.sleep(30)
 
     maker = Maker(kinds.Plain(50), collate, seed=0, skip_errors=False, batched=True)
-    found = measure_module.measure_apart(maker, 50, 8, clock=time.perf_counter)
+    found = measure_apart(maker, 50, 8, clock=time.perf_counter)
     assert found is not None and not found.cut
     assert found.samples == 50 and found.collate_seconds > 0
 
@@ -166,12 +247,12 @@ def test_samples_that_all_fail_are_not_tried_for_ever() -> None:
 )
 def test_the_lock_is_judged_by_time(late: list[float], free: float) -> None:
     """One that waits for long asks seldom: by count, the first of these would be 0.99 free."""
-    lock = measure_module._Lock()
+    lock = lateness_module.Lock()
     lock._late, lock._idle = late, [0.003, 0.00007]
     assert lock.free(0.0005) == pytest.approx(free, abs=0.02)
 
 
 def test_where_a_thread_is_always_late_the_lock_tells_nothing() -> None:
-    lock = measure_module._Lock()
+    lock = lateness_module.Lock()
     lock._late, lock._idle = [0.001] * 9, [0.001] * 3
     assert lock.free(0.0015) is None
