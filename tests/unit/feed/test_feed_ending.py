@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hasten.errors import DataError
 from hasten.feed import Loader
-from hasten.feed.measure import measure_apart
+from hasten.feed.apart import measure_apart
 from hasten.feed.pool import Pool
 from hasten.feed.samples import Maker
 
