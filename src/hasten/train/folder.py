@@ -29,7 +29,7 @@ _TRIES, _PAUSE_S = 10, 0.05
 
 
 class RunFolder:
-    """An open run folder.
+    """An open run folder, locked until :meth:`free`.
 
     What cannot be written does not end the training: a failed checkpoint is told and the next one
     tries again, lines of the log wait, and a folder that was removed is made again.
@@ -96,7 +96,10 @@ class RunFolder:
             self.log.close()
             if not self._background.busy:  # a Ctrl-C may have ended the waiting: it still reads
                 self._buffers.release()
-            self._lock.release()
+
+    def free(self) -> None:
+        """Let other runs into the folder; again is harmless."""
+        self._lock.release()
 
     def write_config(self, content: dict[str, Any]) -> None:
         """Write ``config.json``.
@@ -173,7 +176,7 @@ class RunFolder:
 
     def _begin(self, path: Path, content: dict[str, Any], *, best: bool, wait: bool) -> None:
         try:
-            self._be_there()
+            self.be_there()
         except CheckpointError as error:
             if wait:
                 raise
@@ -214,7 +217,7 @@ class RunFolder:
             self._buffers.release()
             return None
 
-    def _be_there(self) -> None:
+    def be_there(self) -> None:
         """Make the folder again if it was removed under the run.
 
         Raises:
@@ -241,7 +244,7 @@ class RunFolder:
     def _write_log(self) -> None:
         try:
             if self._log_failed:
-                self._be_there()
+                self.be_there()
                 self.log.close()
                 self.log = RunLog(self.path)
             while self._unlogged:

@@ -146,6 +146,8 @@ class Keeper:
         )
         self._every = Every.parse(settings.checkpoint_every)
         self._writer: RunFolder | None = None
+        self._locked: RunFolder | None = None  # also when nothing of the loop is written any more
+        self._holding = False
         self._apart: World | None = None  # where checkpoints in parts are agreed on
         self._helper: Helper | None = None
         self._metrics: dict[str, float] = {}

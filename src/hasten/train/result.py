@@ -7,7 +7,7 @@ import math
 import platform
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from hasten.observe import log
 from hasten.observe.records import EpochRecord, StepRecord
 from hasten.observe.report import ReportData, write_report
 from hasten.observe.verdict import Verdict, judge
-from hasten.train import atomic, checkpoint, probe, weights
+from hasten.train import checkpoint, probe, weights
 from hasten.train.evaluation import Evaluation
 from hasten.train.precision import Precision, undisturbed
 from hasten.train.seed import rng_kept
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from hasten.train.trainer import Trainer
 
 WEIGHTS = "model.safetensors"
+Page = Callable[[ReportData], ReportData]
+"""Gives what the report shows from what the run knows: names of classes, say, are its to add."""
+
 _STEPS_TO_TIME = 20
 _FEWEST_TO_TIME = 5
 _SHARE_TO_TIME = 0.05  # of the run's steps that may be taken again to measure the saturation
@@ -71,8 +74,14 @@ class Result:
         return self.history[-1].val_accuracy if self.history else None
 
 
-def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
-    """Measure the saturation, judge, export the weights, write the report."""
+def finish(
+    run: Run, trainer: Trainer, val: Iterable[Any] | None, page: Page | None = None
+) -> Result:
+    """Measure the saturation, judge, export the weights, write the report.
+
+    The run's folder is still locked; what is said first tells a person what is being done.
+    """
+    _say_what_is_left(run)
     saturation = measure_saturation(run, trainer)
     verdict = None
     if run.last_summary is not None:
@@ -91,14 +100,17 @@ def finish(run: Run, trainer: Trainer, val: Iterable[Any] | None) -> Result:
     report = exported = newest = best = None
     final = {}
     if run.folder is not None:
+        if page is not None and (run.world.is_main or run.strategy.in_step):
+            data = page(data)
         with run.watching():
             final = run.strategy.whole(weights.state_of(trainer.model))
     if run.folder is not None and run.world.is_main:
         exported = run.folder / WEIGHTS
-        atomic.make_folder(run.folder, parents=True)  # removed since the last save, perhaps
+        run.be_there()
         weights.export(final, exported, {"run": run.folder.name})
         report = write_report(run.folder, data)
-        newest, _ = checkpoint.newest(run.folder / checkpoint.FOLDER)
+        newest = run.last_good  # it was written or checked by this run: not read once more
+        newest = newest if newest is not None and newest.exists() else None
         best = checkpoint.best(run.folder / checkpoint.FOLDER)
     return Result(
         history=tuple(run.history),
@@ -125,10 +137,9 @@ def measure_saturation(run: Run, trainer: Trainer) -> float | None:
     Forward and backward are timed anew on the last full batch, with no feed beside them; the
     optimizer's time is the median of the run's own. Nothing is stepped: the model stays as it is.
     """
-    summary = run.last_summary
-    if summary is None or summary.steps < 3 or run.full_batch is None:
+    summary, limit = run.last_summary, _steps_to_time(run)
+    if summary is None or not limit:
         return None
-    limit = max(_FEWEST_TO_TIME, min(_STEPS_TO_TIME, int(_SHARE_TO_TIME * run.global_step)))
     try:
         with rng_kept(run.device), undisturbed(*run.modules):
             # The first is not counted: the batch is out of the caches, compilers may look again.
@@ -143,6 +154,22 @@ def measure_saturation(run: Run, trainer: Trainer) -> float | None:
         return None  # the training is done: that there is no memory left to measure is no failure
     ready_s = statistics.median(times) + optimizer_s(run)
     return min(1.0, ready_s / summary.step_s)
+
+
+def _steps_to_time(run: Run) -> int:
+    """How many steps tell the saturation; 0 where too few were taken to compare them with."""
+    if run.last_summary is None or run.last_summary.steps < 3 or run.full_batch is None:
+        return 0
+    return max(_FEWEST_TO_TIME, min(_STEPS_TO_TIME, int(_SHARE_TO_TIME * run.global_step)))
+
+
+def _say_what_is_left(run: Run) -> None:
+    steps = _steps_to_time(run)
+    left = [f"{steps} steps are timed for the saturation"] if steps else []
+    if run.folder is not None:
+        left.append(f"{WEIGHTS} and report.html are written")
+    if left:
+        run.say(f"Finishing: {', '.join(left)}")
 
 
 def optimizer_s(run: Run) -> float:
@@ -210,4 +237,5 @@ def write_stopped_report(run: Run, trainer: Trainer, error: HastenError) -> None
     """The report of a run that ended early; the error goes on to the caller after it."""
     if run.folder is not None and run.began:
         stopped = str(error).splitlines()[0]
+        run.be_there()
         write_report(run.folder, report_data(run, trainer, stopped=stopped))

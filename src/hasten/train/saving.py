@@ -33,7 +33,8 @@ class Saver(Keeper):
         with self._open as stack:
             if self.folder is not None:
                 folder, settings = self.folder, self.settings
-                self._writer = self.world.by_main(
+                stack.callback(self._free)
+                self._writer = self._locked = self.world.by_main(
                     lambda: stack.enter_context(RunFolder(folder, settings, self.say, ours=again))
                 )
                 stack.callback(self._release)
@@ -57,6 +58,32 @@ class Saver(Keeper):
             stack.enter_context(self._watchdog)
             self._saved_s = self.settings.clock()
             yield
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, the folder stays locked when the loop has ended: for what is written last."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+            self.close()
+            self._free()
+
+    def _free(self) -> None:
+        if self._locked is not None and not self._holding:
+            locked, self._locked = self._locked, None
+            locked.free()
+
+    def be_there(self) -> None:
+        """Make the folder again if it was removed since the last save.
+
+        Raises:
+            CheckpointError: that cannot be done.
+            UsageError: another run has taken the folder.
+        """
+        if self._locked is not None:
+            self._locked.be_there()
 
     def write_config(self) -> None:
         """Write what is settled of the run into its folder's ``config.json``."""

@@ -19,7 +19,7 @@ from hasten.train import world as worlds
 from hasten.train.batch_size import BatchPlan, batch_line, fitting
 from hasten.train.evaluation import Evaluation, evaluate
 from hasten.train.loss_over import LossOver
-from hasten.train.result import Result, finish
+from hasten.train.result import Page, Result, finish
 from hasten.train.run import Run
 from hasten.train.settings import RunOptions, RunSettings
 from hasten.train.source import length, split
@@ -103,7 +103,14 @@ class Trainer:
         if taken:
             raise UsageError(f"a metric cannot be named {taken[0]}: hasten has that figure itself")
 
-    def fit(self, train: Iterable[Any], val: Iterable[Any] | None = None, *, epochs: int) -> Result:
+    def fit(
+        self,
+        train: Iterable[Any],
+        val: Iterable[Any] | None = None,
+        *,
+        epochs: int,
+        page: Page | None = None,
+    ) -> Result:
         """Train for ``epochs`` epochs in all.
 
         Called again it trains the same model further, in a new run; an optimizer that was given
@@ -115,6 +122,10 @@ class Trainer:
                 dict with ``labels`` in it.
             val: the same, to validate on after each epoch.
             epochs: counted from the beginning of the run, also when it is resumed.
+            page: given what the report of a run with a folder knows, a
+                :class:`hasten.observe.report.ReportData`, gives what it shows: with names of
+                classes, or predictions. Called when the training is done (with FSDP in each
+                process, for all must call the model).
 
         Returns:
             What the run came to.
@@ -130,7 +141,7 @@ class Trainer:
         """
         run = self._start(train, val, epochs)
         optimizer, per_step = run.optimizers[0], run.schedulers[0] if self._per_step else None
-        with explain.stopped(run, self), explain.errors(run, self):
+        with run.holding(), explain.stopped(run, self), explain.errors(run, self):
             for _ in run.epochs(epochs):
                 self._settle(run, train)
                 self.model.train()
@@ -141,7 +152,7 @@ class Trainer:
                     run.backward(loss, self._over(run, loss, outputs, labels))
                     run.step(optimizer, per_step)
                 self._validate(run, val)
-            return finish(run, self, val)
+            return finish(run, self, val, page)
 
     def evaluate(self, loader: Iterable[Any]) -> Evaluation:
         """Mean loss, accuracy and confusion matrix (for class labels) and metrics over a loader.

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from hasten.devices import move
-from hasten.observe.report import SamplePrediction, write_report
-from hasten.train import Result, Trainer
+from hasten.observe.report import ReportData, SamplePrediction
+from hasten.train import Trainer
 from hasten.vision.data import ImageData
 from hasten.vision.decode import ImageError
 
 _LOOKED_AT = 512
+_AT_ONCE = 32
 _SHOWN = 12
 _SIDE = 96  # pixels; small images are enlarged in whole steps, so that they stay sharp
 
@@ -32,49 +33,65 @@ def samples(trainer: Trainer, data: ImageData, transform: Any) -> list[SamplePre
     if run is None:
         return []
     name_of = getattr(data.val, "describe_sample", lambda index: f"image {index}")
-    right: list[SamplePrediction] = []
-    wrong: list[SamplePrediction] = []
+    shelves: dict[bool, list[SamplePrediction]] = {True: [], False: []}
+    wanted = _spread(len(data.val), _LOOKED_AT)  # type: ignore[arg-type]
     model.eval()
-    for index in _spread(len(data.val), _LOOKED_AT):  # type: ignore[arg-type]
-        if len(right) >= _SHOWN and len(wrong) >= _SHOWN:
+    for start in range(0, len(wanted), _AT_ONCE):
+        if all(len(shelf) >= _SHOWN for shelf in shelves.values()):
             break
-        try:
-            image, label = data.val[index]
-        except ImageError:
-            continue  # counted and named where it was validated on
-        batch = (image.unsqueeze(0), torch.tensor([int(label)]))
+        read = _read(data.val, wanted[start : start + _AT_ONCE])
+        if not read:
+            continue
+        batch = torch.stack([image for _, image, _ in read]), torch.tensor([o for *_, o in read])
         images, _ = transform(move(batch, run.device), None)
         with run.autocast():
-            probabilities = model(images).float().softmax(dim=1)[0]
-        best = int(probabilities.argmax())
-        shelf = right if best == int(label) else wrong
-        if len(shelf) < _SHOWN:
-            shelf.append(
-                SamplePrediction(
-                    png=png(image),
-                    label=data.classes[int(label)],
-                    predicted=data.classes[best],
-                    probability=float(probabilities[best]),
-                    name=str(name_of(index)),
+            probabilities = model(images).float().softmax(dim=1).cpu()
+        for (index, image, label), row in zip(read, probabilities, strict=True):
+            best = int(row.argmax())
+            shelf = shelves[best == label]
+            if len(shelf) < _SHOWN:
+                shelf.append(
+                    SamplePrediction(
+                        png=png(image),
+                        label=data.classes[label],
+                        predicted=data.classes[best],
+                        probability=float(row[best]),
+                        name=str(name_of(index)),
+                    )
                 )
-            )
-    return right + wrong
+    return shelves[True] + shelves[False]
 
 
-def finish_report(result: Result, data: ImageData, shown: list[SamplePrediction]) -> Result:
-    """The result with a report that has class names, image counts, samples and skipped files."""
+def _read(dataset: Any, indices: list[int]) -> list[tuple[int, torch.Tensor, int]]:
+    """(index, image, label) of those that can be read."""
+    found = []
+    for index in indices:
+        try:
+            image, label = dataset[index]
+        except ImageError:
+            continue  # counted and named where it was validated on
+        found.append((index, image, int(label)))
+    return found
+
+
+def page(known: ReportData, trainer: Trainer, data: ImageData, transform: Any) -> ReportData:
+    """The report's data with class names, image counts, samples and skipped files.
+
+    Args:
+        known: what the run knows.
+        trainer: see :func:`samples`.
+        data: see there.
+        transform: see there.
+    """
     notes = [line for line in data.problems.summary().splitlines() if line.strip()]
-    page = dataclasses.replace(
-        result.report_data,
+    return dataclasses.replace(
+        known,
         classes=data.classes,
         train_images=sum(data.train_counts),
         val_images=sum(data.val_counts),
-        samples=shown,
-        notes=[*result.report_data.notes, *notes],
+        samples=samples(trainer, data, transform),
+        notes=[*known.notes, *notes],
     )
-    if result.folder is not None:
-        write_report(result.folder, page)
-    return dataclasses.replace(result, report_data=page)
 
 
 def png(image: torch.Tensor) -> bytes:

@@ -148,14 +148,13 @@ def _fitted(
         loader(settings, data, training=True, batch_size=micro) as batches,
         loader(settings, data, training=False, batch_size=max(micro, 256)) as val,
     ):
-        result = trainer.fit(batches, val, epochs=settings.epochs)
+        result = trainer.fit(
+            batches,
+            val,
+            epochs=settings.epochs,
+            page=lambda known: gallery.page(known, trainer, data, _normalising(data, settings)),
+        )
         skipped = [f"{index}: {why}" for index, why in batches.skipped + val.skipped]
-        assert trainer.run is not None
-        run = trainer.run
-        if around.folder is not None and (run.world.is_main or run.strategy.in_step):
-            shown = gallery.samples(trainer, data, _normalising(data, settings))
-            if run.world.is_main:
-                result = gallery.finish_report(result, data, shown)
     return Trained(result=result, data=data, batch_size=micro, skipped=skipped)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from train_helpers import Hook, loader, trainer
+from train_helpers import INTERRUPT, Hook, loader, trainer
 
-from hasten.errors import HastenError, UsageError
+from hasten.errors import HastenError, Interrupted, UsageError
+from hasten.train import result, weights
 from hasten.train.lock import NAME, FolderLock, refuse_living
 
 _HOLDER = """
@@ -132,3 +135,49 @@ def test_the_lock_is_given_free_by_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mine"):
         trainer(loss=Hook(7, fail), folder=tmp_path / "run").fit(loader(), epochs=2)
     FolderLock(tmp_path / "run").release()
+
+
+def test_what_is_written_last_is_written_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    refused: list[str] = []
+
+    def refusing(name: str, real: Any) -> Any:
+        def write(*given: Any) -> Any:
+            with pytest.raises(UsageError, match="a run is under way in"):
+                trainer(folder=folder, resume=True).fit(loader(), epochs=3)
+            refused.append(name)
+            return real(*given)
+
+        return write
+
+    monkeypatch.setattr(weights, "export", refusing("weights", weights.export))
+    monkeypatch.setattr(result, "write_report", refusing("report", result.write_report))
+    page = refusing("page", lambda known: known)
+    trainer(folder=folder).fit(loader(), epochs=2, page=page)
+    assert refused == ["page", "weights", "report"]
+    refuse_living(folder)
+
+    refused.clear()
+    stopped = trainer(folder=folder, resume=True, loss=Hook(7, INTERRUPT))
+    with pytest.raises(Interrupted):
+        stopped.fit(loader(), epochs=4)
+    assert refused == ["report"]
+    refuse_living(folder)
+
+
+def test_a_folder_taken_by_another_run_is_left_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    others: list[FolderLock] = []
+
+    def page(known: Any) -> Any:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        others.append(FolderLock(folder))
+        return known
+
+    with pytest.raises(UsageError, match="a run is under way in"):
+        trainer(folder=folder).fit(loader(), epochs=1, page=page)
+    assert [path.name for path in folder.iterdir()] == [NAME]
+    others[0].release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -10,7 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from train_helpers import INTERRUPT, Hook, assert_same, batches, loader, mlp, points, state, trainer
+from train_helpers import (
+    INTERRUPT,
+    Hook,
+    assert_same,
+    batches,
+    loader,
+    mlp,
+    points,
+    state,
+    told,
+    trainer,
+)
 
 from hasten.errors import HastenError, Interrupted
 from hasten.train import probe, result, weights
@@ -177,3 +189,24 @@ def test_memory_that_one_of_several_lacks_while_it_measures_is_no_secret(
             result.measure_saturation(training.run, training)
     finally:
         training.run.world.size = 1  # it is the one of all runs alone
+
+
+def test_what_is_left_is_said_when_the_last_epoch_is_done(tmp_path: Path):
+    stream, options = told()
+    trainer(**options).fit(loader(batch_size=4), epochs=1)
+    assert stream.getvalue().splitlines()[-1] == "Finishing: 5 steps are timed for the saturation"
+    stream, options = told(folder=tmp_path / "run")
+    trainer(**options).fit(batches([8, 8]), epochs=1)  # too few to tell the saturation
+    said = stream.getvalue().splitlines()[-1]
+    assert said == "Finishing: model.safetensors and report.html are written"
+
+
+def test_a_page_adds_to_what_the_report_shows(tmp_path: Path):
+    def page(known: Any) -> Any:
+        return dataclasses.replace(known, classes=["sand", "clay", "silt"])
+
+    val = loader(points(20, 5))
+    found = trainer(folder=tmp_path / "run").fit(loader(), val, epochs=1, page=page)
+    assert found.report is not None and "clay" in found.report.read_text(encoding="utf-8")
+    assert found.report_data.classes == ["sand", "clay", "silt"]
+    assert found.checkpoint == tmp_path / "run" / "checkpoints" / "step-00000005"
