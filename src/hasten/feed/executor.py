@@ -78,6 +78,12 @@ class Executor:
         """The stages after those: what each gives, the last of them to be iterated."""
         return placed(self.plan, items, ahead, self._parts.options, self._device, epoch)
 
+    def follow(self, before: Executor) -> None:
+        """Go on with what the plan before has at work, where this one can, and close that."""
+        if isinstance(self._source, Processes) and isinstance(before._source, Processes):
+            self._source.adopt(before._source)
+        before.close()
+
     def close(self) -> None:
         """End what lasts from epoch to epoch."""
         self._source.close()

@@ -179,8 +179,8 @@ class Feeds:
             return
         _log.info("feed: %s (before: %s)", new, old)
         feed.changes.append((old, new))
-        feed.executor.close()
-        feed.executor = Executor(feed.parts, new, feed.device)
+        before, feed.executor = feed.executor, Executor(feed.parts, new, feed.device)
+        feed.executor.follow(before)
 
 
 @dataclass(slots=True)

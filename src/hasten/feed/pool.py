@@ -26,7 +26,7 @@ from hasten.feed.forking import interrupts_held_back, unwarned
 from hasten.feed.obituary import NOT_BEGUN, obituary
 from hasten.feed.parcel import Parcel, opened
 from hasten.feed.segments import Borrowed
-from hasten.feed.serving import END, GRACE_S, LOOK_S, Work, serve
+from hasten.feed.serving import END, GRACE_S, LOOK_S, Resizable, Resized, Work, serve
 
 _LEAVING_S = 10.0  # for a process that has closed its end to end, on a busy machine
 _ENDED = (
@@ -144,6 +144,25 @@ class Pool:
             self._end(self._workers[number])
             self._workers[number] = self._started(number)
 
+    def resize(self, count: int, jobs_each: int) -> None:
+        """Have so many, none of which has a job: those that are there stay, as far as they may."""
+        if (count, jobs_each) == (self._count, self._jobs_each):
+            return
+        with self._until_closed(), self._changing:
+            if self._closed:
+                raise DataError(_ENDED)
+            more = self._workers[count:]
+            del self._workers[count:]
+            with interrupts_held_back():
+                self._let_go(more)
+            self._count, self._jobs_each = count, jobs_each
+            if isinstance(self._work, Resizable):
+                self._work.resized(count)  # for the new ones
+            for number in range(len(self._workers)):
+                self.send(number, Resized(count, jobs_each + _SPARE))
+            while len(self._workers) < count:
+                self._workers.append(self._started(len(self._workers)))
+
     @contextmanager
     def _until_closed(self) -> Iterator[None]:
         """For the thread that iterates, while another one may close the pool at any moment.
@@ -174,17 +193,20 @@ class Pool:
         # Half closed, it could not be closed again.
         with self._changing, interrupts_held_back():
             workers, self._workers = self._workers, []
-            for worker in workers:
-                # A process that somebody else forked may hold a copy of this end: closing it
-                # would tell the worker nothing.
-                with suppress(OSError):
-                    worker.channel.post(Parcel(((), END), None))
-                worker.channel.close()
-            limit = time.monotonic() + GRACE_S
-            for worker in workers:
-                worker.process.join(max(0.0, limit - time.monotonic()))
-            for worker in workers:
-                self._end(worker)
+            self._let_go(workers)
+
+    def _let_go(self, workers: list[_Worker]) -> None:
+        for worker in workers:
+            # A process that somebody else forked may hold a copy of this end: closing it
+            # would tell the worker nothing.
+            with suppress(OSError):
+                worker.channel.post(Parcel(((), END), None))
+            worker.channel.close()
+        limit = time.monotonic() + GRACE_S
+        for worker in workers:
+            worker.process.join(max(0.0, limit - time.monotonic()))
+        for worker in workers:
+            self._end(worker)
 
     def __del__(self) -> None:
         if self._pid == os.getpid():  # not in a fork, whose brothers they are

@@ -22,10 +22,16 @@ class Pass:
         self.over = False
         self._left = indices
         self._view: object = None
+        self._stopped = False
 
     def stop(self) -> None:
         """Let the source at work take no more."""
-        self._view = None
+        self._view, self._stopped = None, True
+
+    @property
+    def passed_on(self) -> bool:
+        """The source at work was stopped, and another one is to go on from there."""
+        return self._stopped and not self.over
 
     def take(self, count: int) -> list[tuple[int, Any]]:
         """The next batches, (number, indices), for one who makes them itself."""
@@ -42,6 +48,7 @@ class Pass:
     def view(self) -> Iterator[Any]:
         """The indices that are left, for a source, until `stop` or another view."""
         view = self._view = object()
+        self._stopped = False
         for indices in self._left:
             self.next_number += 1
             yield indices

@@ -66,11 +66,14 @@ class Segment:
 
 
 class Arena:
-    """A worker's segments."""
+    """A worker's segments.
+
+    Attributes:
+        spare: most segments that are kept for use again.
+    """
 
     def __init__(self, spare: int) -> None:
-        """`spare`: most segments that are kept for use again."""
-        self._spare = spare
+        self.spare = spare
         self._segments: dict[int, Segment] = {}
         self._by_address: dict[int, Segment] = {}
         self._next = 0
@@ -126,7 +129,7 @@ class Arena:
             spare = [s for s in self._segments.values() if not s.holders]
             if segment.doomed:
                 self._drop(segment)
-            elif len(spare) > self._spare:
+            elif len(spare) > self.spare:
                 self._drop(spare[0])  # of the longest standing
 
     def forgotten(self) -> list[int]:

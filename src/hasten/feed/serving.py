@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -24,6 +25,19 @@ END = "end"
 """In place of a job."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """In place of a job, for workers that stay where their number changes.
+
+    Attributes:
+        workers: that there are now.
+        spare: segments that each keeps for use again.
+    """
+
+    workers: int
+    spare: int
+
+
 class Work(Protocol):
     """What a worker does; sent to it once."""
 
@@ -38,6 +52,14 @@ class Work(Protocol):
 
     def left(self, job: Any, error: BaseException) -> Any:
         """The reply where the data set's code raised SystemExit, KeyboardInterrupt or the like."""
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """Work that tells how many workers there are."""
+
+    def resized(self, workers: int) -> None:
+        """There are so many now."""
 
 
 def serve(
@@ -74,6 +96,11 @@ def serve(
                 arena.released(segment, lost=lost)
             if job == END:
                 return
+            if isinstance(job, Resized):
+                arena.spare = job.spare
+                if isinstance(work, Resizable):
+                    work.resized(job.workers)
+                continue
             try:
                 reply = work.run(job)
             except BaseException as error:  # noqa: BLE001 - told by the loop

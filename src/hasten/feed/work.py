@@ -57,6 +57,12 @@ class Beginning:
         except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
             self.failure = init_failure(self._function, worker, error), traceback.format_exc()
 
+    def resized(self, workers: int) -> None:
+        """There are so many workers now: for those that begin yet, and for `get_worker_info`."""
+        self._workers = workers
+        if self.info is not None:
+            self.info.num_workers_are(workers)
+
 
 class Info:
     """What `get_worker_info` gives in a worker; it knows whether its number was looked at."""
@@ -66,6 +72,13 @@ class Info:
             id=worker, num_workers=workers, seed=seed, dataset=dataset
         )
         self.looked_at = False
+
+    def num_workers_are(self, workers: int) -> None:
+        """From now on."""
+        known = self._known
+        self._known = torch_worker.WorkerInfo(
+            id=known.id, num_workers=workers, seed=known.seed, dataset=known.dataset
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name in ("id", "num_workers"):
@@ -87,6 +100,10 @@ class MapWork:
     def start(self, worker: int) -> None:
         """See `Work`."""
         self._beginning.start(worker)
+
+    def resized(self, workers: int) -> None:
+        """See `Resizable`."""
+        self._beginning.resized(workers)
 
     def run(self, job: tuple[int, int, Any]) -> Made:
         """See `Work`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
 from hasten.feed.position import check_reached
 from hasten.feed.readers import Reader, in_turn, repeats
+from hasten.feed.relay import Relay
 from hasten.feed.samples import Maker
 from hasten.feed.serving import Work
 from hasten.feed.sources import Inline, Item, Report
@@ -34,7 +36,7 @@ class Processes:
     """
 
     def __init__(
-        self, options: Options, plan: Plan, maker: Maker, order: Order | None, report: Report
+        self, options: Options, plan: Plan, maker: Maker, order: Relay | None, report: Report
     ) -> None:
         self._options = options
         self._plan = plan
@@ -53,23 +55,35 @@ class Processes:
         with self._taking:  # another thread may begin an iteration of its own
             lasting, self._lasting = self._lasting, None
         pool = lasting or self._started(epoch)
-        whole = False
+        whole = passed_on = False
         try:
+            if lasting is not None:
+                with _told_of(self._options, self._plan.workers):
+                    pool.resize(self._plan.workers, self._each)
             if self._order is None:
                 yield from self._stream(pool, epoch, first)
             else:
                 # Workers that are there already need no longer for their first batch than the loop.
                 head = min(1, self._plan.head_batches) if lasting else self._plan.head_batches
+                run = self._order.current
                 yield from self._made(pool, self._order, epoch, first, head)
+                passed_on = run.passed_on
             whole = True
         finally:
             # One that was left in the middle has jobs that are of no use any more; where another
             # iteration, at the same time, has kept its own, one is enough.
-            kept = self._options.persistent_workers or self._content is not None
+            kept = self._options.persistent_workers or self._content is not None or passed_on
             if whole and kept and self._lasting is None:
                 self._lasting = pool
             else:
                 pool.close()
+
+    def adopt(self, other: Processes) -> None:
+        """Go on with the workers that the source of the plan before has left."""
+        if other._plan.kept == self._plan.kept and other._plan.niceness == self._plan.niceness:
+            with other._taking:
+                self._lasting, other._lasting = other._lasting, None
+            self._content = other._content
 
     def close(self) -> None:
         """See `Source`."""
@@ -152,8 +166,15 @@ def start_pool(options: Options, workers: int, work: Work, each: int, niceness: 
         UsageError: the data set cannot be sent to them, or there can be no more processes.
     """
     context = options.multiprocessing_context
-    try:
+    with _told_of(options, workers):
         return Pool(workers, work, context=context, jobs_each=each, niceness=niceness)
+
+
+@contextmanager
+def _told_of(options: Options, workers: int) -> Iterator[None]:
+    """What goes wrong where so many are started, as an error that says what to do."""
+    try:
+        yield
     except BlockingIOError as error:  # EAGAIN of fork
         raise UsageError(
             f"no more processes can be started ({error.strerror}), and {workers} workers were to "

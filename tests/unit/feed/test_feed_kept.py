@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +12,10 @@ import feed_datasets as kinds
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 from hasten.devices import runtime
+from hasten.errors import DataError
 from hasten.feed import Loader
 from hasten.feed import sizing as sizing_module
 from hasten.feed.compare import identical
@@ -112,6 +116,130 @@ def test_a_data_set_that_cannot_be_sent_to_processes_is_fed_inline() -> None:
         assert identical(list(loader), expected)
         assert loader.plan.name == "inline"
         assert "cannot be sent to worker processes" in str(loader.plan)
+
+
+# A change of plan ------------------------------------------------------------------------------
+
+
+class Numbering(Telling):
+    """Tells by how many workers each sample believes to be made, too."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        return *super().__getitem__(index), 0 if info is None else info.num_workers
+
+
+def change(loader: Loader, workers: int, each: int = 2) -> None:
+    """Have it changed at the next batch, as if waiting had asked for it."""
+    feed = loader._feeds._feed(None)
+    plan = feed.executor.plan
+    feed.wanted = replace(plan, workers=workers, prefetch_batches=each * workers)
+
+
+def until(iterator: Any, count: int) -> list[Any]:
+    return [next(iterator) for _ in range(count)]
+
+
+def makers(batches: list[Any]) -> set[int]:
+    return {batch[2][0].item() for batch in batches} - {os.getpid()}
+
+
+@pytest.mark.parametrize(("first", "then", "each"), [(2, 4, 2), (4, 1, 2), (2, 2, 6), (3, 2, 4)])
+def test_workers_that_run_stay_where_their_number_changes(
+    first: int, then: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: first)
+    expected = [batch[:2] for batch in Loader(Numbering(200), 4, True, plan="inline")]
+    with Loader(Numbering(200), 4, True) as loader:
+        iterator = iter(loader)
+        before = until(iterator, 15)
+        change(loader, then, each)
+        after = list(iterator)
+        assert identical([batch[:2] for batch in before + after], expected)
+        old, new = makers(before), makers(after[2 * first :])
+        assert (len(old), len(new)) == (first, then)
+        assert old <= new or new <= old, "only the difference was started, or ended"
+        assert {batch[4][0].item() for batch in after[2 * first + 1 :]} - {0} == {then}
+        assert len(multiprocessing.active_children()) == then
+        loader.set_epoch(0)
+        again = list(loader)
+        assert identical([batch[:2] for batch in again], expected)
+        assert makers(again) == new
+
+
+@pytest.mark.parametrize("when", ["before", "after", "between epochs"])
+@pytest.mark.parametrize("then", [1, 3, 4])
+def test_a_worker_that_is_killed_as_their_number_changes(when: str, then: int) -> None:
+    expected = [batch[:2] for batch in Loader(Telling(120), 4, True, plan="inline")]
+
+    def kill() -> None:
+        child = multiprocessing.active_children()[-1]
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(10)
+
+    with Loader(Telling(120), 4, True) as loader:
+        iterator = iter(loader)
+        found = until(iterator, 12)
+        if when == "before":
+            kill()
+        change(loader, then)
+        found += until(iterator, 7)
+        if when == "after":
+            kill()
+        found += list(iterator)
+        assert identical([batch[:2] for batch in found], expected)
+        if when == "between epochs":
+            kill()
+        loader.set_epoch(0)
+        assert identical([batch[:2] for batch in loader], expected)
+        assert len(multiprocessing.active_children()) == then
+
+
+def test_workers_of_a_large_data_set_stay_for_the_rest_of_the_epoch_alone() -> None:
+    dataset = Telling(80)
+    dataset.more.append(lambda: None)  # what it is cannot be compared
+    with Loader(dataset, 4) as loader:
+        iterator = iter(loader)
+        before = until(iterator, 8)
+        change(loader, 3)
+        after = list(iterator)
+        assert makers(before) < makers(after)
+        assert not multiprocessing.active_children()
+        assert not makers(list(loader)) & makers(after), "it may be another one by now"
+
+
+def test_a_change_after_the_last_indices_were_given_out_keeps_none_for_the_next_epoch() -> None:
+    dataset = Telling(80)
+    dataset.more.append(lambda: None)
+    with Loader(dataset, 4) as loader:
+        iterator = iter(loader)
+        before = until(iterator, 18)
+        change(loader, 3)
+        after = list(iterator)
+        assert len(before + after) == 20
+        assert not multiprocessing.active_children()
+
+
+def test_workers_begin_anew_where_the_data_set_has_changed_meanwhile() -> None:
+    dataset = Telling(80)
+    with Loader(dataset, 4) as loader:
+        iterator = iter(loader)
+        before = until(iterator, 8)
+        dataset.table[1] = 5
+        change(loader, 3)
+        after = list(iterator)
+        assert len(makers(after) - makers(before)) == 3
+
+
+def test_a_pool_that_another_thread_has_closed_starts_no_more() -> None:
+    with Loader(Telling(40), 4) as loader:
+        list(loader)
+        pool = loader._feeds._feed(None).executor._source._lasting
+        pool.close()
+        with pytest.raises(DataError, match="were ended, by another thread"):
+            pool.resize(3, 2)
+        assert not multiprocessing.active_children()
 
 
 def test_fingerprints() -> None:
