@@ -192,7 +192,7 @@ class LateOrder:
     def ended(self) -> None:
         """See `Order`."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self, batch: int) -> dict[str, Any]:
         """See `Order`; the position is kept by `TakenOrder`."""
         return {}
 

@@ -316,14 +316,15 @@ class Loader(Attributes):
         """The position: {"epoch", "batch", "seed"}, batch = batches given in this epoch so far.
 
         Within an epoch also what that number goes by: "batch_size", and of a stream its "workers".
-        With a generator of the user's, "generator" holds its state at the start of the epoch.
+        With a generator of the user's, "generator" holds its state at the start of the epoch, and
+        "samplers" what samplers of his have in a `state_dict` of their own.
         """
         cursor = self._cursor
         state = {"epoch": cursor.epoch, "batch": cursor.batch, "seed": self.seed}
         if cursor.batch:
             state.update(counted_by(self._options))
         if self._order is not None:
-            state.update(self._order.state())
+            state.update(self._order.state(cursor.batch))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

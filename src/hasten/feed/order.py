@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,8 @@ from hasten.feed import randomness
 from hasten.feed.keys import SAMPLER, mix, permutation
 from hasten.feed.options import Options
 from hasten.feed.position import check_reached
+from hasten.feed.stateful import KEY as STATES
+from hasten.feed.stateful import Stateful
 
 # They draw all that they need when they start (or keep a generator of their own from then on),
 # so the global generators need to be seeded for their first batch only.
@@ -33,6 +36,9 @@ _DRAWS_AT_START = (
     WeightedRandomSampler,
     DistributedSampler,
 )
+
+
+_SEEN_KEPT = 4096  # far more than are drawn ahead of the loop
 
 
 class Shard(NamedTuple):
@@ -78,8 +84,12 @@ class Order(Protocol):
     def ended(self) -> None:
         """The epoch under way is over, or given up: the next begins with what is there then."""
 
-    def state(self) -> dict[str, Any]:
-        """What is needed beside seed, epoch and batch to come to the same place."""
+    def state(self, batch: int) -> dict[str, Any]:
+        """What is needed beside seed, epoch and batch to come to the same place.
+
+        Args:
+            batch: batches given in this epoch so far.
+        """
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave; it serves the next call of `batches`."""
@@ -130,7 +140,7 @@ class OwnOrder:
     def ended(self) -> None:
         """See `Order`."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self, batch: int) -> dict[str, Any]:
         """See `Order`."""
         return {}
 
@@ -158,12 +168,33 @@ class OwnSampler(Sampler[int]):
         return self._order.samples
 
 
+class _Seen:
+    """Digests of the first so many batches of an epoch, as indices; of the latest numbers."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._count = 0
+        self._digests: dict[int, str] = {}
+
+    def note(self, batch: Any) -> None:
+        """The next one."""
+        text = f"{self._last} {batch!r}".encode()
+        self._last = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self._count += 1
+        self._digests[self._count] = self._last
+        self._digests.pop(self._count - _SEEN_KEPT, None)
+
+    def of(self, count: int) -> str | None:
+        """Of the first `count` batches; None where that is not known."""
+        return self._digests.get(count)
+
+
 class GivenOrder:
     """What the user's sampler or batch sampler gives; resumed by skipping indices, not samples.
 
     A sampler that draws from the global generators is given ones seeded by (seed, epoch), and
     they are put back; one with a `generator` of its own draws from that, whose state is kept
-    with the position.
+    with the position, as is what samplers keep in a `state_dict`.
     """
 
     def __init__(
@@ -172,11 +203,14 @@ class GivenOrder:
         self._sampler = sampler
         self._seed = seed
         self._given = generator
-        self._at_start: torch.Tensor | None = None
-        self._to_restore: torch.Tensor | None = None
+        self._stateful = Stateful(sampler)
+        self._at_start: dict[str, Any] | None = None
+        self._to_restore: dict[str, Any] | None = None
         inner = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
         self._inner: Any = inner
         self._lazy = type(inner) not in _DRAWS_AT_START
+        self._followed = type(sampler) is not BatchSampler or self._lazy
+        self._seen = _Seen()
         self.shard = Shard()
         self._sizes: dict[int, int] = {}
 
@@ -192,18 +226,22 @@ class GivenOrder:
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """See `Order`."""
+        if self._to_restore is not None:
+            self._stateful.put_back(self._to_restore)
         for sampler in (self._inner, self._sampler):
             set_epoch = getattr(sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
                 break
         generator = self._generator
-        if generator is not None:
-            if self._to_restore is not None:
-                generator.set_state(self._to_restore)
-            self._at_start = generator.get_state()
-        self._to_restore = None
-        drawn = self._draw(mix(self._seed, epoch, SAMPLER), first)
+        resumed, self._to_restore = self._to_restore or {}, None
+        if generator is not None and "generator" in resumed:
+            generator.set_state(resumed["generator"])
+        self._at_start, self._seen = self._now(), _Seen()
+        expected = resumed.get("digest") if self._followed else None
+        drawn = self._draw(mix(self._seed, epoch, SAMPLER), first, expected)
+        if self._followed:
+            drawn = self._noted(drawn)
         return drawn if self.shard.of == 1 else self._parts(drawn, first)
 
     def _parts(self, drawn: Iterator[Any], first: int) -> Iterator[Any]:
@@ -216,17 +254,28 @@ class GivenOrder:
         """See `Order`."""
         return self._sizes[number]
 
-    def _draw(self, key: int, first: int) -> Iterator[Any]:
+    def _noted(self, drawn: Iterator[Any]) -> Iterator[Any]:
+        for batch in drawn:
+            self._seen.note(batch)
+            yield batch
+
+    def _draw(self, key: int, first: int, expected: str | None) -> Iterator[Any]:
         outside = randomness.save()
         randomness.seed(key)
         try:
             source = iter(self._sampler)
-            passed = sum(1 for _ in islice(source, first))
+            passed = 0
+            for batch in islice(source, first):
+                passed += 1
+                if self._followed:
+                    self._seen.note(batch)
             head = list(islice(source, 1))
             inside = randomness.save() if self._lazy else {}
         finally:
             randomness.restore(outside)
         check_reached(first, passed, self._inner)
+        if first and expected not in (None, self._seen.of(first)):
+            raise UsageError(drawn_otherwise(self._sampler, first))
         yield from head
         if not self._lazy:
             yield from source if head else ()
@@ -248,15 +297,17 @@ class GivenOrder:
         """See `Order`."""
         self._at_start = None
 
-    def state(self) -> dict[str, Any]:
+    def state(self, batch: int) -> dict[str, Any]:
         """See `Order`."""
+        if self._to_restore is not None:
+            return self._to_restore
+        digest = self._seen.of(batch)
+        return (self._at_start or self._now()) | ({} if digest is None else {"digest": digest})
+
+    def _now(self) -> dict[str, Any]:
         generator = self._generator
-        if generator is None:
-            return {}
-        for state in (self._to_restore, self._at_start):
-            if state is not None:
-                return {"generator": state}
-        return {"generator": generator.get_state()}
+        drawn = {} if generator is None else {"generator": generator.get_state()}
+        return drawn | self._stateful.taken()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See `Order`."""
@@ -273,7 +324,19 @@ class GivenOrder:
                 "the position has no state of a generator, and this Loader's order comes from "
                 "one: it was saved by a Loader without, whose order is another"
             )
-        self._to_restore = saved
+        self._stateful.check(state)
+        names = ("generator", STATES, "digest")
+        self._to_restore = {name: state[name] for name in names if name in state} or None
+
+
+def drawn_otherwise(sampler: Any, batches: int) -> str:
+    """Why an epoch cannot be gone on with whose first batches come out as others."""
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    return (
+        f"the {type(inner).__name__} does not give the first {batches} batches again that it "
+        "gave (what it gives depends on more than the generators as the epoch begins, and what it "
+        "has in a state_dict), so the epoch cannot be gone on with; begin it anew"
+    )
 
 
 def order_of(options: Options) -> Order | None:

@@ -109,9 +109,9 @@ class Relay:
         """See `Order`."""
         self.order.ended()
 
-    def state(self) -> dict[str, Any]:
+    def state(self, batch: int) -> dict[str, Any]:
         """See `Order`."""
-        return self.order.state()
+        return self.order.state(batch)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See `Order`."""

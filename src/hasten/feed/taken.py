@@ -17,8 +17,10 @@ from hasten.feed.draws import Drawn, Draws, Foreseen, LateOrder
 from hasten.feed.inside import Inside, inside
 from hasten.feed.iteration import Epoch, back, kept
 from hasten.feed.options import Options
-from hasten.feed.order import Shard
+from hasten.feed.order import Shard, drawn_otherwise
 from hasten.feed.position import check_reached
+from hasten.feed.stateful import KEY as STATES
+from hasten.feed.stateful import Stateful
 
 _log = logging.getLogger("hasten.feed")
 
@@ -106,6 +108,7 @@ class TakenOrder(LateOrder):
         self.original = loader
         self._drawn = Drawn.of(loader)
         self._own = self._drawn.generators()
+        self._stateful = Stateful(self._drawn.sampler)
         self._latest: Epoch | None = None
         self._ended = True
         self._held_first: Inside = None
@@ -146,11 +149,7 @@ class TakenOrder(LateOrder):
             if foreseen is not None:
                 foreseen.skip(first)
         if resume is not None and epoch.digest != resume.get("digest", epoch.digest):
-            raise UsageError(
-                f"the {type(self._drawn.sampler).__name__} does not give the first {first} batches "
-                "again that it gave (what it gives depends on more than the generators as the "
-                "epoch begins), so the epoch cannot be gone on with; begin it anew"
-            )
+            raise UsageError(drawn_otherwise(self._drawn.sampler, first))
         return epoch, draws, foreseen
 
     def foreseen(self) -> Foreseen | None:
@@ -181,12 +180,14 @@ class TakenOrder(LateOrder):
         if resume is not None:
             for generator, state in zip(self._own, resume["own"], strict=True):
                 generator.set_state(state)
+            self._stateful.put_back(resume)
             again = resume.get("again", False)
         if begun and resume is not None:
             randomness.restore(randomness.unpacked(resume["global"]))
         start = {
             "global": randomness.packed(randomness.save()),
             "own": [generator.get_state() for generator in self._own],
+            **self._stateful.taken(),
             "again": again,
         }
         epoch = Epoch(start, None if self._told else hashlib.blake2b(digest_size=16))
@@ -245,7 +246,7 @@ class TakenOrder(LateOrder):
         """See `Order`."""
         self._ended = True
 
-    def state(self) -> dict[str, Any]:
+    def state(self, batch: int) -> dict[str, Any]:
         """See `Order`."""
         if self._resume is not None:
             return {_KEY: self._resume}
@@ -256,6 +257,7 @@ class TakenOrder(LateOrder):
             goes_on = latest is not None and self._lasts and not stream
             workers = latest.workers if goes_on and latest is not None else {}
             rest = {"workers": self.original.num_workers, "lost": self._lost()}
+            rest |= self._stateful.taken()
             return {_KEY: {"own": own, "refuses": "", "again": goes_on, **rest, **workers}}
         if self.refuses:
             return {_KEY: {"refuses": self.refuses}}
@@ -299,6 +301,7 @@ class TakenOrder(LateOrder):
                 f"and this one has {workers}: what is drawn depends on it. Go on with "
                 f"num_workers={resume['workers']}, or begin the epoch anew"
             )
+        self._stateful.check({"batch": state["batch"], **resume})
         if resume.get("lost"):
             _log.warning("a position is gone on with, and not all is as it was: %s", resume["lost"])
         self._resume = dict(resume)
@@ -308,6 +311,8 @@ class TakenOrder(LateOrder):
         loader = self.original
         if anew and self._resume is not None:
             self._resume.pop("global", None)
+            self._stateful.put_back(self._resume)  # now, as they are told another epoch
+            self._resume.pop(STATES, None)
         for sampler in (loader.sampler, loader.batch_sampler):
             tell = getattr(sampler, "set_epoch", None)
             if callable(tell):
