@@ -179,7 +179,8 @@ class AsGivenWork:
                 continue
             ended, cpu_ended = time.perf_counter(), time.thread_time()
             took_s = max(ended - started, 1e-9)
-            batch_s, busy = took_s * times, min(1.0, (cpu_ended - cpu_started) / took_s)
+            if batch_s is None or took_s * times < batch_s:  # others may have had the core
+                batch_s, busy = took_s * times, min(1.0, (cpu_ended - cpu_started) / took_s)
             size = times * sum(t.numel() * t.element_size() for t in tensors(made.batch))
             if late:
                 break
