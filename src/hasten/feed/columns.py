@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
+
+from hasten.feed.keys import Indices
 
 
 class NotUnderstoodError(Exception):
@@ -28,11 +31,13 @@ class Column:
     rows: torch.Tensor
     copy: list[Any] | None = None
 
-    def unchanged(self, rows: list[int]) -> bool:
-        """Of a list, whether its numbers at these places are what they were."""
+    def unchanged(self, rows: Indices | None) -> bool:
+        """Of a list, whether its numbers at these places (None: all) are what they were."""
         copy, source = self.copy, self.source
         assert copy is not None
-        return len(source) == len(copy) and all(source[row] == copy[row] for row in rows)
+        if rows is None:
+            return list(source) == copy
+        return len(source) == len(copy) and all(source[r] == copy[r] for r in rows.tolist())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,16 +67,17 @@ class Layout:
     shape: Any
     held: tuple[tuple[Callable[[], Any], Any], ...]
 
-    def holds(self, quick: bool = False) -> bool:
-        """All that was looked up is what it was; unless `quick`, the numbers in lists too."""
+    def holds(self, rows: Indices | None) -> bool:
+        """All that was looked up is what it was, and the numbers in lists at these places (None:
+        all of them)."""
         try:
             if not all(get() is value for get, value in self.held):
                 return False
         except (AttributeError, NameError, ValueError, LookupError):
             return False
-        return quick or all(list(column.source) == column.copy for column in self.lists)
+        return all(column.unchanged(rows) for column in self.lists)
 
-    @property
+    @cached_property
     def lists(self) -> list[Column]:
         """The columns that are lists of numbers."""
         found = {id(p.column): p.column for p in parts_in(self.shape) if p.column.copy is not None}

@@ -9,7 +9,6 @@ from itertools import islice
 
 import torch
 
-from hasten.feed import tables
 from hasten.feed.adapt import Watch
 from hasten.feed.choose import Planner
 from hasten.feed.executor import Executor, Items, Parts
@@ -19,9 +18,11 @@ from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
+from hasten.feed.recognise import recognise
 from hasten.feed.relay import Relay
 from hasten.feed.samples import Maker
 from hasten.feed.sources import Item, Report
+from hasten.feed.tables import Table
 
 _log = logging.getLogger("hasten.feed")
 
@@ -45,7 +46,7 @@ class Feeds:
             skip_errors=options.on_error == "skip",
             batched=options.batched,
         )
-        self._table: tables.Table | None = None
+        self._table: Table | None = None
         self._planner: Planner | None = None
         self._feeds: dict[torch.device | None, _Feed] = {}
 
@@ -106,7 +107,7 @@ class Feeds:
     def _new_planner(self) -> Planner:
         options = self._options
         if not options.iterable and options.batched:
-            self._table = tables.recognise(options.dataset, options.collate_fn)
+            self._table = recognise(options.dataset, options.collate_fn)
         return Planner(options, self._maker, self._table, self._clock)
 
     def _host(self, feed: _Feed, epoch: int, first: int) -> Items:

@@ -97,6 +97,12 @@ class _Reader:
             self.held.append((partial(attribute, owner, name), found))
         return found
 
+    def of_module(self, module: types.ModuleType, name: str) -> Any:
+        """A variable of a module; it is remembered."""
+        found = getattr(module, name)
+        self.held.append((partial(getattr, module, name), found))
+        return found
+
     def item(self, owner: Any, key: Any) -> Any:
         """An item of a dict, list or tuple that is the same for all samples."""
         found = owner[key]
@@ -205,7 +211,7 @@ class _Frame:
             if isinstance(owner, (Part, _Index)):
                 raise NotUnderstoodError("an attribute of the sample")
             if isinstance(owner, types.ModuleType):
-                return getattr(owner, node.attr)
+                return self._reader.of_module(owner, node.attr)
             return self._reader.attribute(owner, node.attr)
         if isinstance(node, ast.Tuple):
             return tuple(map(self.value, node.elts))

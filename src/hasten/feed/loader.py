@@ -132,6 +132,7 @@ class Loader(Attributes):
             "options": self._options,
             "order": self._order,
             "original": getattr(self._feeds, "original", None),
+            "ahead": getattr(self._feeds, "ahead", True),
             "clock": self._clock,
             "position": (self._epoch, self._first),
         }
@@ -140,7 +141,7 @@ class Loader(Attributes):
         options, order, skips = state["options"], state["order"], Skips()
         self._clock = state["clock"]
         feeds = (
-            TakenFeeds(state["original"], options, order, skips.add)
+            TakenFeeds(state["original"], options, order, skips.add, ahead=state["ahead"])
             if isinstance(order, TakenOrder)
             else Feeds(options, order, skips.add, self._clock)
         )
@@ -154,6 +155,7 @@ class Loader(Attributes):
         loader: DataLoader[Any],
         *,
         plan: str = "auto",
+        ahead: bool = True,
         device_transform: Callable[[Any, SampleRandom], Any] | None = None,
         on_error: Literal["raise", "skip"] = "raise",
     ) -> Loader:
@@ -167,6 +169,9 @@ class Loader(Attributes):
             loader: any DataLoader.
             plan: "auto", or one of those that keep its results: "resident" and "gather" for whole
                 tensors, "processes", "inline".
+            ahead: False takes nothing of the data set before the DataLoader would (its workers
+                do), which keeps the results of every data set, also of one that follows from what
+                cannot be seen: variables of modules, open files, NumPy arrays that are written to.
             device_transform: see `Loader`.
             on_error: see `Loader`.
 
@@ -178,7 +183,7 @@ class Loader(Attributes):
         )
         made, skips, order = cls.__new__(cls), Skips(), TakenOrder(loader)
         made._clock = time.perf_counter
-        feeds = TakenFeeds(loader, options, order, skips.add)
+        feeds = TakenFeeds(loader, options, order, skips.add, ahead=ahead)
         made._begin(options, order, feeds, skips)
         return made
 

@@ -70,7 +70,8 @@ class Plan:
         kept: worker processes live on from epoch to epoch, while the data set stays the same.
         pinned: batches are put into page-locked host memory on their way to the device.
         copied: they go to a device that does not compute in host memory.
-        ahead_batches: copied to the device ahead of the loop; 0 on the host.
+        ahead_batches: whose copies to the device are queued, the one that the loop asks for among
+            them: with 1 it is made and queued then, and the host does not wait. 0: it waits.
         ahead_bytes: bound on the bytes of those.
         blocked: why copies to the device cannot run beside its computation; "" if they can.
         transformed: a device_transform is run on each batch.
@@ -139,7 +140,8 @@ class Plan:
             found.append(Stage(name="pin", by="loop"))
         if self.copied and self.name != "resident":
             by = "device" if self.ahead_batches else "loop"
-            found.append(Stage(name="copy", by=by, ahead_batches=self.ahead_batches))
+            before = self.ahead_batches if self.ahead_batches > 1 else 0
+            found.append(Stage(name="copy", by=by, ahead_batches=before))
         if self.transformed:
             found.append(Stage(name="transform", by="device"))
         return tuple(found)
@@ -181,7 +183,11 @@ class Plan:
                 "  they live on from epoch to epoch, as long as the data set, pickled, stays the "
                 "same; close() ends them"
             )
-        if self.ahead_batches:
+        if self.ahead_batches == 1:
+            lines.append(
+                "  a batch is copied to the device when the loop asks for it, on a queue of its own"
+            )
+        elif self.ahead_batches:
             memory = "page-locked" if self.pinned else "ordinary"
             lines.append(
                 f"  up to {self.ahead_batches} batches, or {self.ahead_bytes >> 20} MiB, are "

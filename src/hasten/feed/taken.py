@@ -25,6 +25,7 @@ from hasten.feed.stateful import Stateful
 _log = logging.getLogger("hasten.feed")
 
 _KEY = "dataloader"
+_ITERATES = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 _CHANGED = (
     "the data set had changed when samples were made (a generator, a counter or a cache of its "
     "own): unless it is brought there again, the batches may be others"
@@ -84,8 +85,7 @@ def left_as_it_is(loader: Any) -> str:
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return "its data pipes seed and share themselves out"
     # Some, as Accelerate's, only pass for a DataLoader, and have one.
-    own = (kind.__iter__, getattr(kind, "_get_iterator", None))
-    if own != (DataLoader.__iter__, DataLoader._get_iterator):
+    if any(getattr(kind, name, None) is not getattr(DataLoader, name) for name in _ITERATES):
         return f"{kind.__name__} iterates in a way of its own"
     if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0:
         return "a stream, which may draw between the loop's own draws"
@@ -307,14 +307,17 @@ class TakenOrder(LateOrder):
         self._resume = dict(resume)
 
     def set_epoch(self, epoch: int, *, anew: bool) -> None:
-        """Tell the samplers that want to know. `anew`: no position within an epoch is kept."""
+        """Tell the samplers, and a DataLoader of somebody's own, that want to know.
+
+        `anew`: no position within an epoch is kept.
+        """
         loader = self.original
         if anew and self._resume is not None:
             self._resume.pop("global", None)
             self._stateful.put_back(self._resume)  # now, as they are told another epoch
             self._resume.pop(STATES, None)
-        for sampler in (loader.sampler, loader.batch_sampler):
-            tell = getattr(sampler, "set_epoch", None)
+        for told in (loader, loader.sampler, loader.batch_sampler):
+            tell = getattr(told, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
 

@@ -11,24 +11,23 @@ from typing import Any
 
 import torch
 
-from hasten.devices import runtime
-from hasten.errors import DataError, UsageError
-from hasten.feed import randomness, tables
+from hasten.errors import DataError
+from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven
-from hasten.feed.choose import Planner
 from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
-from hasten.feed.foresight import MadeAhead, Sought, TableAhead, tried
+from hasten.feed.faithful import Faithful
+from hasten.feed.foresight import MadeAhead, Sought, TableAhead
 from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
-from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun, plan_of
+from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
 from hasten.feed.played import Virtual
 from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
-from hasten.feed.taken import TakenOrder, left_as_it_is
+from hasten.feed.taken import TakenOrder
 
 _log = logging.getLogger("hasten.feed")
 
@@ -38,7 +37,10 @@ Device = torch.device | None
 class TakenFeeds:
     """Has the place of `Feeds` in a Loader that stands for a DataLoader."""
 
-    def __init__(self, loader: Any, options: Options, order: TakenOrder, report: Report) -> None:
+    def __init__(
+        self, loader: Any, options: Options, order: TakenOrder, report: Report, *, ahead: bool
+    ) -> None:
+        """`ahead`: see `Loader.from_dataloader`."""
         self.original = loader
         self._options = options
         self._order = order
@@ -49,8 +51,7 @@ class TakenFeeds:
             skip_errors=options.on_error == "skip",
             batched=loader.batch_sampler is not None,
         )
-        self._left = left_as_it_is(loader)
-        self._table: tables.Table | None = None
+        self._planner = Faithful(loader, options, self._maker, order, ahead=ahead)
         self._plans: dict[Device, Plan] = {}
         self._sources: dict[Device, Any] = {}
         self._changes: list[tuple[Plan, Plan]] = []
@@ -58,11 +59,16 @@ class TakenFeeds:
         self._written: Any = None  # of a table, the state that workers would have
         self._kept_apart = False  # for good: persistent ones would see nothing of later changes
 
+    @property
+    def ahead(self) -> bool:
+        """See `Loader.from_dataloader`."""
+        return self._planner.ahead
+
     def plan(self, device: Device) -> Plan:
         """See `Feeds.plan`."""
         if device not in self._plans:
             with _unmoved():
-                self._plans[device] = self._chosen(device)
+                self._plans[device] = self._planner.plan(device)
             _log.info("feed: %s", self._plans[device])
         return self._plans[device]
 
@@ -80,13 +86,14 @@ class TakenFeeds:
 
     def items(self, device: Device, ahead: Ahead | None, epoch: int, first: int) -> Items:
         """See `Feeds.items`."""
-        if self._table is not None and not self._kept_apart and not self._table.holds():
+        table = self._planner.table
+        if table is not None and not self._kept_apart and not table.holds():
             _log.info("feed: the data set's tensors, or what it does to them, are others now")
             self.close()
-            self._table = None
+            self._planner.table = None
         # Drawn from now on, not when the first batch is asked for: so does iter(loader).
         plan, order = self.plan(device), self._order
-        if self._left:
+        if self._planner.left:
             with order.from_start(first) as (now, _):
                 batches = iter(self.original)
                 if first:
@@ -96,7 +103,7 @@ class TakenFeeds:
             now, draws, _ = order.begin(first)
             running = self._running(draws, now, plan, device, first)
             return begun(self._of_workers(running, plan, device, ahead, epoch))
-        if plan.name == "processes" or (plan.name == "gather" and plan.ahead_batches):
+        if plan.name == "processes" or (plan.name == "gather" and plan.ahead_batches > 1):
             now, draws, foreseen = order.begin(first, foresee=True)
             if foreseen is not None:
                 return self._made_ahead(now, draws, foreseen, plan, device, ahead, epoch, first)
@@ -141,8 +148,8 @@ class TakenFeeds:
             yield from self._placed(host, plan, ahead, device, epoch)
             self._order.end(now)
             return
-        assert self._table is not None
-        heeded = Heeded(Direct(draws, now), self._table, copied=plan.name == "resident")
+        assert self._planner.table is not None
+        heeded = Heeded(Direct(draws, now), self._planner.table, copied=plan.name == "resident")
         host = self._of_table(plan, device, heeded).batches(0, first)
         yield from self._placed(host, plan, ahead, device, epoch)
         if heeded.left is not None:
@@ -191,8 +198,8 @@ class TakenFeeds:
         plain = replace(plan, transformed=False)
         number, wanted, trouble = first, None, ""
         source: Sought = (
-            TableAhead(self._table, plan)
-            if plan.name == "gather" and self._table is not None
+            TableAhead(self._planner.table, plan)
+            if plan.name == "gather" and self._planner.table is not None
             else MadeAhead(self._maker, self._options, plan)
         )
         items = self._placed(source.batches(foreseen, first), plain, ahead, device, 0)
@@ -222,16 +229,7 @@ class TakenFeeds:
 
     def _change(self, device: Device, plan: Plan, trouble: str) -> Plan:
         _log.info("feed: inline from here on: %s", trouble)
-        now = replace(
-            plan,
-            name="inline",
-            reason=trouble,
-            workers=0,
-            prefetch_batches=0,
-            ahead_batches=0,
-            copied=plan.copied or plan.name == "resident",
-            blocked="a batch is made when the loop asks for it, to keep the results",
-        )
+        now = self._planner.without(plan, trouble)
         if self._plans.get(device) == plan:
             self._plans[device] = now
             self._changes.append((plan, now))
@@ -241,7 +239,7 @@ class TakenFeeds:
         if plan.name not in ("gather", "resident"):
             found: Running = self._source(plan, device).run(draws, now, first)
             return found
-        table = self._table
+        table = self._planner.table
         assert table is not None
         if not self._kept_apart:
             self._written = table.versions(shared=False)
@@ -293,75 +291,14 @@ class TakenFeeds:
         return found
 
     def _of_table(self, plan: Plan, device: Device, order: Any) -> Any:
-        assert self._table is not None
+        assert self._planner.table is not None
         if plan.name == "gather" or device is None:
-            return Gather(self._table, order, pin=plan.pinned)
+            return Gather(self._planner.table, order, pin=plan.pinned)
         self._now.order = order
         found = self._sources.get(device)
         if found is None:
-            found = self._sources[device] = OnDevice(self._table, self._now, device)
+            found = self._sources[device] = OnDevice(self._planner.table, self._now, device)
         return found
-
-    def _chosen(self, device: Device) -> Plan:
-        plan = self._of_host(device)
-        given = self._options.device_transform is not None and device is not None
-        plan = replace(plan, transformed=given)
-        if device is None or runtime.is_host(device):
-            pin = self.original.pin_memory and runtime.accelerator() is not None
-            return replace(plan, pinned=bool(pin))
-        if plan.name == "resident":
-            return plan
-        drawn, most = self._order.ahead, 0
-        if drawn:
-            most = min(2, drawn)
-        elif plan.name in ("processes", "gather"):
-            most = 2
-        blocked = ""
-        if self._left or not most:
-            most, blocked = 0, "a batch is made when the loop asks for it, to keep the results"
-        elif not runtime.can_overlap(device):
-            most, blocked = 0, f"{device.type} has no asynchronous copies that are safe"
-        return replace(
-            plan,
-            pinned=runtime.can_pin(device),
-            copied=True,
-            ahead_batches=most,
-            blocked=blocked,
-        )
-
-    def _of_host(self, device: Device) -> Plan:
-        loader, asked = self.original, self._options.plan
-        if self._left:
-            if asked not in ("auto", "inline"):
-                raise UsageError(f"plan={asked!r} cannot keep its results: {self._left}")
-            return Plan(name="inline", reason=f"the DataLoader as it is: {self._left}")
-        workers = loader.num_workers
-        kept = f"num_workers={workers} of the DataLoader, whose draws depend on it"
-        if self._options.iterable:
-            if asked not in ("auto", "processes"):
-                raise UsageError(f"plan={asked!r} is not for a stream that worker processes share")
-            return plan_of(loader, kept)
-        told = loader.worker_init_fn is not None and workers > 0
-        if asked in ("auto", "gather", "resident"):
-            if self._table is None and loader.batch_sampler is not None and not told:
-                self._table = tables.recognise(loader.dataset, loader.collate_fn)
-            if asked != "auto" and told:
-                raise UsageError(
-                    f"plan={asked!r}: worker_init_fn may set up the data set in each worker, so "
-                    "only worker processes keep the results"
-                )
-            if self._table is not None or asked != "auto":
-                found = Planner(self._options, self._maker, self._table).plan(device)
-                return replace(found, pinned=False, ahead_batches=0, blocked="")
-        if asked == "inline":
-            return Plan(name="inline", reason="asked for")
-        if workers:
-            return plan_of(loader, kept)
-        if asked == "processes":
-            count = max(1, runtime.cores() - 1)
-            return Plan(name="processes", reason="asked for", workers=count,
-                        prefetch_batches=2 * count)  # fmt: skip
-        return tried(self._maker, self._options, self._order)
 
 
 def _pass_over(batches: Iterator[Any], first: int, whose: Any) -> None:

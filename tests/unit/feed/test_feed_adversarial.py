@@ -27,8 +27,8 @@ from hasten.feed import moves as moves_module
 from hasten.feed import sizing as sizing_module
 from hasten.feed.compare import identical
 from hasten.feed.measure import measure
+from hasten.feed.recognise import recognise
 from hasten.feed.samples import Maker
-from hasten.feed.tables import recognise
 
 COUNT = 30
 

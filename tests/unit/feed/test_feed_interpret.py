@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from hasten.feed import Loader
-from hasten.feed import tables as tables_module
+from hasten.feed import recognise as recognise_module
 from hasten.feed.compare import identical
-from hasten.feed.tables import recognise
+from hasten.feed.recognise import recognise
 
 COUNT = 50
 
@@ -411,9 +411,9 @@ def test_a_sample_that_differs_after_all_is_caught_in_its_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rules for reading code may be wrong; here they are, to see the last line of defence."""
-    monkeypatch.setattr(tables_module, "_trials", lambda rows: [np.array([0, 1])])
-    right = tables_module.layout_of(Tuple())
-    monkeypatch.setattr(tables_module, "layout_of", lambda dataset: right)
+    monkeypatch.setattr(recognise_module, "_trials", lambda rows: [np.array([0, 1])])
+    right = recognise_module.layout_of(Tuple())
+    monkeypatch.setattr(recognise_module, "layout_of", lambda dataset: right)
 
     class Late(Tuple):
         def __getitem__(self, index: int) -> Any:

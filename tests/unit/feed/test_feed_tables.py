@@ -13,9 +13,9 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 
 from hasten.feed import Plan
 from hasten.feed.order import OwnOrder
+from hasten.feed.recognise import recognise
 from hasten.feed.samples import Maker
 from hasten.feed.sources import Gather, OnDevice
-from hasten.feed.tables import recognise
 from hasten.feed.threads import Threads
 
 CPU = torch.device("cpu")

@@ -1,0 +1,154 @@
+"""Which plans keep the results of a DataLoader that was taken over, and which of them is best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hasten.devices import runtime
+from hasten.errors import UsageError
+from hasten.feed.asgiven import AsGiven
+from hasten.feed.choose import Planner
+from hasten.feed.foresight import tried
+from hasten.feed.options import Options
+from hasten.feed.originals import plan_of
+from hasten.feed.plan import Plan
+from hasten.feed.recognise import recognise
+from hasten.feed.tables import Table
+from hasten.feed.taken import TakenOrder, left_as_it_is
+
+_WHEN_ASKED = "a batch is made when the loop asks for it, to keep the results"
+_BY_ASKING = "by Loader.from_dataloader"
+
+
+class Faithful:
+    """Chooses a plan for a DataLoader.
+
+    Attributes:
+        left: why it is iterated as it is; '' where it need not be.
+        table: the whole tensors behind its data set, once a plan was chosen that indexes them.
+        ahead: whether what its data set holds may be looked at before the loop asks for it.
+    """
+
+    def __init__(
+        self, loader: Any, options: Options, maker: AsGiven, order: TakenOrder, *, ahead: bool
+    ) -> None:
+        self._loader = loader
+        self._options = options
+        self._maker = maker
+        self._order = order
+        self.ahead = ahead
+        self.left = left_as_it_is(loader)
+        self.table: Table | None = None
+        self._check()
+
+    def _check(self) -> None:
+        asked = self._options.plan
+        if self.ahead or asked not in ("processes", "resident"):
+            return
+        if asked == "resident" or not self._loader.num_workers:
+            raise UsageError(
+                f"plan={asked!r} with ahead=False: it takes what the data set holds before the "
+                "loop asks for it; leave one of the two out"
+            )
+
+    def plan(self, device: torch.device | None) -> Plan:
+        """The plan for batches on this device (None: they stay on the host).
+
+        Raises:
+            UsageError: one was asked for that cannot keep the results.
+        """
+        plan = self._of_host(device)
+        given = self._options.device_transform is not None and device is not None
+        plan = replace(plan, transformed=given)
+        if device is None or runtime.is_host(device):
+            pin = self._loader.pin_memory and runtime.accelerator() is not None
+            return replace(plan, pinned=bool(pin))
+        if plan.name == "resident":
+            return plan
+        pinned = runtime.can_pin(device)
+        most, blocked = self._copies(plan, device, pinned=pinned)
+        return replace(plan, pinned=pinned, copied=True, ahead_batches=most, blocked=blocked)
+
+    def _copies(self, plan: Plan, device: torch.device, *, pinned: bool) -> tuple[int, str]:
+        """How many batches are copied ahead, the one asked for among them; else why none is."""
+        if not runtime.can_overlap(device) or runtime.stream(device) is None:
+            return 0, f"{device.type} has no asynchronous copies that are safe"
+        drawn = self._order.ahead
+        if drawn and not self.left:
+            return min(2, drawn), ""
+        if self.ahead and plan.name in ("processes", "gather"):
+            return 2, ""
+        # From memory that is no one else's: a copy under way sees nothing that is written later.
+        return (1, "") if pinned else (0, _WHEN_ASKED)
+
+    def without(self, plan: Plan, trouble: str) -> Plan:
+        """The plan for the rest, after this one turned out not to suit: as DataLoader does it."""
+        beside = min(1, plan.ahead_batches) if plan.pinned else 0
+        copied = plan.copied or plan.name == "resident"
+        return replace(
+            plan,
+            name="inline",
+            reason=trouble,
+            workers=0,
+            prefetch_batches=0,
+            ahead_batches=beside,
+            copied=copied,
+            blocked="" if beside else _WHEN_ASKED,
+        )
+
+    def _of_host(self, device: torch.device | None) -> Plan:
+        loader, asked = self._loader, self._options.plan
+        if self.left:
+            if asked not in ("auto", "inline"):
+                raise UsageError(f"plan={asked!r} cannot keep its results: {self.left}")
+            return Plan(name="inline", reason=f"the DataLoader as it is: {self.left}")
+        workers = loader.num_workers
+        kept = f"num_workers={workers} of the DataLoader, whose draws depend on it"
+        if self._options.iterable:
+            if asked not in ("auto", "processes"):
+                raise UsageError(f"plan={asked!r} is not for a stream that worker processes share")
+            return plan_of(loader, kept)
+        if asked in ("auto", "gather", "resident"):
+            found = self._of_table(device)
+            if found is not None:
+                return replace(found, pinned=False, ahead_batches=0, blocked="")
+        if asked == "inline":
+            return Plan(name="inline", reason="asked for")
+        if workers:
+            return plan_of(loader, kept)
+        if asked == "processes":
+            count = max(1, runtime.cores() - 1)
+            return Plan(name="processes", reason="asked for", workers=count,
+                        prefetch_batches=2 * count)  # fmt: skip
+        if not self.ahead:
+            why = f"as the DataLoader makes them; {_BY_ASKING} perhaps ahead of the loop"
+            return Plan(name="inline", reason=why)
+        return tried(self._maker, self._options, self._order)
+
+    def _of_table(self, device: torch.device | None) -> Plan | None:
+        loader, options = self._loader, self._options
+        workers, asked = loader.num_workers, options.plan
+        told = loader.worker_init_fn is not None and workers > 0
+        if self.table is None and loader.batch_sampler is not None and not told:
+            self.table = recognise(loader.dataset, loader.collate_fn)
+        if asked != "auto" and told:
+            raise UsageError(
+                f"plan={asked!r}: worker_init_fn may set up the data set in each worker, so "
+                "only worker processes keep the results"
+            )
+        if self.table is None and asked == "auto":
+            return None
+        if self.ahead or asked != "auto":
+            return Planner(options, self._maker, self.table).plan(device)
+        if workers:
+            # Its workers have copies of the tensors, which do not see what the loop writes to them.
+            self.table = None
+            why = f"num_workers={workers} of the DataLoader; whole tensors, gathered {_BY_ASKING}"
+            return plan_of(loader, why)
+        gather = Planner(replace(options, plan="gather"), self._maker, self.table).plan(device)
+        if device is None or runtime.is_host(device):
+            return gather
+        return replace(gather, reason=f"{gather.reason}; ahead or kept on {device} {_BY_ASKING}")
