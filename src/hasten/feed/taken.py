@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,6 +90,26 @@ def left_as_it_is(loader: Any) -> str:
     if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0:
         return "a stream, which may draw between the loop's own draws"
     return ""
+
+
+def original_of(loader: Any) -> Any | None:
+    """The DataLoader that a Loader stands for, or that this is; None of another loader."""
+    feeds = getattr(loader, "_feeds", None)
+    return loader if isinstance(loader, DataLoader) else getattr(feeds, "original", None)
+
+
+def brings_back(position: Mapping[str, Any], original: Any) -> bool:
+    """Whether a position brings a DataLoader that is taken over to where it was, with nothing
+    lost: else it is read again up to there, by one who can."""
+    kept, workers = position.get(_KEY), original.num_workers
+    if kept is None or kept["refuses"] or kept.get("lost"):
+        return False
+    return bool(kept.get("workers", workers) == workers)
+
+
+def within_epoch(position: Mapping[str, Any]) -> bool:
+    """Whether a position of a DataLoader that is taken over can be moved about in its epoch."""
+    return "global" in position.get(_KEY, {})
 
 
 class TakenOrder(LateOrder):

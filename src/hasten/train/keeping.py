@@ -111,6 +111,8 @@ class Keeper:
         """What the present epoch has taken so far."""
         self.sources: list[Source] = []
         """The loaders trained on, in the order in which they were first used."""
+        self._read: list[Source] = []  # the loaders that were only read, the last few
+        self._in_session = False
         self._source: Source | None = None
         self._mark: Mark | None = None
         self._peeked: tuple[Any, Iterator[Any]] | None = None
@@ -241,6 +243,11 @@ class Keeper:
         error's traceback is gone; this is for who wants it earlier.
         """
         self._open.close()
+        self._close_sources()
+
+    def _close_sources(self) -> None:
+        for source in (*self.sources, *self._read):
+            source.close()
 
     def begin_epoch(self) -> None:
         """Begin the epoch, or the rest of one that was resumed in its middle."""
@@ -344,6 +351,8 @@ class Keeper:
         _ = self.last_good  # it is asked for after the end, too
         if self._peeked is not None:
             close(self._peeked[1])
+        self._in_session = False
+        self._close_sources()
         if self._helper is not None:
             self._helper.close()
         self._peeked = self._writer = self._helper = None

@@ -7,12 +7,16 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from hasten.observe import timeline as phases
 from hasten.train.agreement import Agreement
 from hasten.train.saving import Saver
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.source import Source, close, count
 
+# DataLoaders whose plans and lasting workers are kept: some loops make one anew for each epoch.
+_MOST_OPEN, _MOST_READ = 8, 4
 _LOOK_EVERY_S = 0.1  # between looks at progress, time-based checkpoints and the like
 
 
@@ -31,7 +35,7 @@ class Lookout(Saver):
 
     def _batches_to_read(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of a loader that is not trained on."""
-        source = Source(loader, self.device, self.world)
+        source = self._source_to_read(loader)
         self.strategy.settle(self.modules)
         # What reading draws is no part of training: a stop in the middle must not leave it there.
         before = rng_state(self.device)
@@ -59,6 +63,8 @@ class Lookout(Saver):
             if shown:
                 self.progress.epoch_done()
             close(batches)
+            if not self._in_session:
+                source.close()
             set_rng_state(before, self.device)
 
     def _is_to_stop(self, agreement: Agreement | None) -> bool:
@@ -72,6 +78,18 @@ class Lookout(Saver):
             return bool(agreed.signal)
         return agreement is None and self._signals.received is not None
 
+    def _source_to_read(self, loader: Iterable[Any]) -> Source:
+        """The same for the same DataLoader, so that its plan and lasting workers serve again."""
+        for source in self._read:
+            if source.loader is loader:
+                return source
+        source = Source(loader, self.device, self.world)
+        if isinstance(loader, DataLoader):
+            self._read.append(source)
+        if len(self._read) > _MOST_READ:
+            self._read.pop(0).close()
+        return source
+
     def _source_of(self, loader: Iterable[Any]) -> Source:
         for source in self.sources:
             if source.loader is loader:
@@ -79,6 +97,8 @@ class Lookout(Saver):
         source = Source(loader, self.device, self.world)
         place = len(self.sources)
         self.sources.append(source)
+        for old in self.sources[:-_MOST_OPEN]:
+            old.close()
         if self._resumed_sources and place < len(self._resumed_sources):
             source.restore(self._resumed_sources[place])
         return source

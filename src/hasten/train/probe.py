@@ -134,4 +134,5 @@ def first_of(loader: Iterable[Any], device: torch.device) -> Any:
             return source.onto_device(batch)
     finally:
         close(batches)
+        source.close()
     raise DataError("the training data gives no batch: is it empty?")

@@ -57,6 +57,7 @@ class Saver(Keeper):
             stack.enter_context(self._signals)
             stack.enter_context(self._watchdog)
             self._saved_s = self.settings.clock()
+            self._in_session = True
             yield
 
     @contextmanager

@@ -26,6 +26,7 @@ class Slices:
     """A loader's batches, of each this process's slice.
 
     Attributes:
+        loader: a DataLoader of those slices alone; or what was given, whose batches are cut.
         shares: of the batch at each position of the epoch under way, the samples of this process
             and of all.
     """
@@ -33,13 +34,10 @@ class Slices:
     def __init__(self, loader: Iterable[Any], shard: Shard) -> None:
         self.shares: dict[int, tuple[int, int]] = {}
         self._shard = shard
-        self._loader = self._cut(loader)
+        self.loader = self._cut(loader)
 
     def __iter__(self) -> Iterator[Any]:
-        self.shares.clear()
-        if isinstance(self._loader, DataLoader):
-            return iter(self._loader)
-        return self._rows(self._loader)
+        return iter(self.loader) if isinstance(self.loader, DataLoader) else self._rows(self.loader)
 
     def _cut(self, loader: Any) -> Any:
         if isinstance(loader, (list, tuple)):
@@ -63,6 +61,7 @@ class Slices:
         return cut
 
     def _rows(self, batches: Iterable[Any]) -> Iterator[Any]:
+        self.shares.clear()
         for number, batch in enumerate(batches):
             size = rows_in(batch)
             yield rows(batch, *self.take(number, size))
@@ -88,6 +87,7 @@ class _SlicedSampler:
         return self._slices_of(iter(self._given))
 
     def _slices_of(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
+        self._slices.shares.clear()
         # At once: a sampler that draws while it goes on would draw from this process's own
         # generators, which are not those of the others.
         for number, batch in enumerate(list(batches)):

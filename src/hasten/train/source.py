@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import Dataset, IterableDataset
 
-from hasten.devices import move
+from hasten.devices import move, runtime
 from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader
 from hasten.feed.order import Shard
+from hasten.feed.taken import brings_back, original_of, within_epoch
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
+from hasten.train.takeover import Takeover, tell_epoch
 from hasten.train.world import ALONE, World
 
 
 class Source:
-    """One loader of a run: any iterable of batches; a :class:`hasten.Loader` does it best.
+    """One loader of a run: any iterable of batches.
 
-    A hasten loader starts in the middle of an epoch without touching the samples before. Any
-    other iterable is read again up to there, from the random states that its epoch began with:
-    the global generators' and those of a ``DataLoader`` and its samplers.
+    A :class:`hasten.Loader` starts in the middle of an epoch without touching the samples before.
+    A ``DataLoader`` is taken over: the same batches come at the same moments, by hasten's feed.
+    Where its position does not bring all back, it is read again up to there, as any other iterable
+    is, from the random states that its epoch began with: the global generators' and those of a
+    ``DataLoader`` and its samplers.
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device, world: World = ALONE) -> None:
@@ -36,7 +40,9 @@ class Source:
             )
         self.loader = loader
         self.device = device
+        self._own = isinstance(loader, Loader)
         self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None
+        self._takeover = Takeover(device)
         self._world = world
         self._slices: Slices | None = None
         if world.size > 1:
@@ -46,7 +52,7 @@ class Source:
                 self._slices = Slices(loader, Shard(world.rank, world.size))
         self.batches_done = 0
         """Batches of this epoch given to the loop."""
-        self._generators = [] if self.fed is not None else _generators(loader)
+        self._generators = [] if self._own else _generators(loader)
         self._rng_at_epoch: dict[str, Any] | None = None
         self._own_at_epoch: list[torch.Tensor] = []
         self._resume: dict[str, Any] | None = None
@@ -59,9 +65,9 @@ class Source:
     @property
     def plan(self) -> str:
         """How samples become batches, in one line."""
-        if self.fed is not None:
+        if self._own:
             return str(self.fed.plan)
-        return f"{type(self.loader).__name__}, as given"
+        return self._takeover.plan or f"{type(self.loader).__name__}, as given"
 
     @property
     def copy_seconds(self) -> float:
@@ -75,43 +81,68 @@ class Source:
             DataError: the loader gives fewer batches than were done.
         """
         resume, self._resume = self._resume, None
-        skip = resume["batches"] if resume else 0
-        self.batches_done = skip
+        self.batches_done = resume["batches"] if resume else 0
+        if not self._own:
+            taken = self._takeover.of(self.loader if self._slices is None else self._slices.loader)
+            self.fed = None if taken is None else taken.to(self.device)
         if self.fed is not None:
             self.fed.set_epoch(epoch)
-            if resume:
-                # The feed's own count: where every sample of a batch was skipped as unreadable,
-                # it has gone past that batch and this source was not given it.
-                position = resume["loader"]
-                over = position["epoch"] != epoch  # it was read to its end
-                batch = self.batches if over else position["batch"]
-                self.fed.load_state_dict({**position, "epoch": epoch, "batch": batch or skip})
+        if self.fed is None or self._slices is not None:
+            tell_epoch(self.loader, epoch)
+        if resume and self._brings_back(resume):
+            self._rng_at_epoch = resume["rng"] or rng_state(self.device)
+            self._own_at_epoch = resume["generators"]
+            return self._from_position(resume, epoch)
+        if self._own:
             return iter(self.fed)
-        samplers = (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))
-        for shuffling in (self.loader, *samplers):
-            set_epoch = getattr(shuffling, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch)
-        now = rng_state(self.device)
-        if resume and resume["rng"]:
+        return self._from_beginning(resume)
+
+    def _brings_back(self, resume: dict[str, Any]) -> bool:
+        """Whether the feed comes to where it was by its position alone."""
+        position = resume["loader"]
+        if self._own and (resume["batches"] or "generator" in position):
+            return True  # or it says itself why not
+        original = original_of(self.loader)
+        return original is not None and self._slices is None and brings_back(position, original)
+
+    def _from_position(self, resume: dict[str, Any], epoch: int) -> Iterator[Any]:
+        """The rest of an epoch by the feed's own count: where every sample of a batch was skipped
+        as unreadable, it has gone past that batch and this source was not given it."""
+        position, done = resume["loader"], resume["batches"]
+        if not done:  # of another epoch, perhaps: what it begins with is all that is wanted
+            begins = {**position, "epoch": epoch, "batch": 0, "seed": self.fed.seed}
+            self.fed.load_state_dict(begins)
+            return iter(self.fed)
+        over = position["epoch"] != epoch  # it was read to its end
+        if over and not self._own:
+            self.fed.load_state_dict(position)
+            return iter(())
+        batch = self.batches if over else position["batch"]
+        self.fed.load_state_dict({**position, "epoch": epoch, "batch": batch or done})
+        return iter(self.fed)
+
+    def _from_beginning(self, resume: dict[str, Any] | None) -> Iterator[Any]:
+        """An epoch; where it was begun before, the batches that were done are read again."""
+        now, skip = rng_state(self.device), resume["batches"] if resume else 0
+        if resume and skip and resume["rng"]:
             set_rng_state(resume["rng"], self.device)
         elif self._slices is not None:  # all draw the order that the first process draws
             set_rng_state(self._world.first(now), self.device)
         self._rng_at_epoch = rng_state(self.device)
         self._own_at_epoch = [generator.get_state() for generator in self._generators]
-        batches = iter(self.loader if self._slices is None else self._slices)
+        batches = iter(self.fed or self._slices or self.loader)
         for place in range(skip):
             if next(batches, self) is self:
                 raise DataError(
                     f"the checkpoint was made after {skip} batches of an epoch, and the"
                     f" {type(self.loader).__name__} gives only {place} now: the data has changed"
                 )
-        if resume:
+        if skip:
             set_rng_state(now, self.device)  # where the run itself had got to
         elif self._slices is not None and not self._world.is_main:
             first = list(islice(batches, 1))  # it is with the first batch that samplers draw
             set_rng_state(now, self.device)
-            return chain(first, batches)
+            return _with_first(first, batches)
         return batches
 
     def share(self, batch: Any) -> tuple[int, int]:
@@ -126,18 +157,20 @@ class Source:
 
     def onto_device(self, batch: Any) -> Any:
         """The batch on the run's device: at once where the feed has put it there already."""
-        return batch if self.fed is not None else move(batch, self.device)
+        there = self.fed is not None and (self._own or not runtime.is_host(self.device))
+        return batch if there else move(batch, self.device)
 
     def state(self) -> dict[str, Any]:
         """The position, for a checkpoint."""
         within = self.batches_done > 0
         own = self._own_at_epoch if within else [g.get_state() for g in self._generators]
+        by_feed = self.fed is not None and self._slices is None
         return {
             "batches": self.batches_done,
             "of": self.batches,
             "batch_size": _batch_size(self.loader),
-            "loader": self.fed.state_dict() if self.fed is not None else {},
-            "rng": self._rng_at_epoch if self.fed is None and within else None,
+            "loader": self.fed.state_dict() if by_feed else {},
+            "rng": self._rng_at_epoch if within and not self._own else None,
             "generators": own,
         }
 
@@ -159,7 +192,7 @@ class Source:
                 f"the checkpoint was made in an epoch of batches of {before}, and this loader's are"
                 f" of {now}: go on with the batch size of the run, at least to the epoch's end"
             )
-        self._resume = state if state["batches"] else None
+        self._resume = state if state["batches"] or state["loader"] else None
         for generator, kept in zip(self._generators, state["generators"], strict=False):
             generator.set_state(kept)
 
@@ -168,14 +201,33 @@ class Source:
         if self.fed is None:
             loader = self.loader
             return loader[batch] if isinstance(loader, (list, tuple)) else None
+        if not self._own and (self._slices is not None or self.fed.plan.name != "gather"):
+            return None  # its samples may draw what they drew then
         kept = self.fed.state_dict()
+        if original_of(self.loader) is not None and not within_epoch(kept):
+            return None
         self.fed.load_state_dict({**kept, "epoch": epoch, "batch": batch})
-        batches = iter(self.fed)
+        batches: Any = None
         try:
+            batches = iter(self.fed)
             return next(batches, None)
+        except UsageError:  # a sampler that does not give the same indices again
+            return None
         finally:
             close(batches)
             self.fed.load_state_dict(kept)
+
+    def close(self) -> None:
+        """End what a DataLoader that was taken over has started; a Loader is its owner's to end."""
+        self._takeover.close()
+
+
+def _with_first(first: list[Any], batches: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from first
+        yield from batches
+    finally:
+        close(batches)
 
 
 def _batch_size(loader: Any) -> int | None:

@@ -1,0 +1,76 @@
+"""A run's DataLoaders taken over by the feed, unasked: the same batches at the same moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from hasten.feed import Loader
+from hasten.feed.taken import left_as_it_is
+
+_OF_ITERATING = ("_iterator", "_IterableDataset_len_called")  # a DataLoader's own notes
+
+
+class Takeover:
+    """The Loader in place of one DataLoader, for as long as that stays as it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._taken: Loader | None = None
+        self._parts: dict[str, Any] = {}
+        self._plan = ""
+
+    def of(self, loader: Any) -> Loader | None:
+        """The Loader to iterate in place of this one; None where it is iterated as it is."""
+        # Workers that last from epoch to epoch would not see another collate_fn either.
+        changed = self._taken is not None and not (loader.persistent_workers or self._same(loader))
+        if changed:
+            self.close()
+        if self._taken is None:
+            self._plan = ""
+            if _can_be_taken(loader):
+                self._taken = Loader.from_dataloader(loader, ahead=False)
+                self._parts = _parts(loader)
+        return self._taken
+
+    def _same(self, loader: Any) -> bool:
+        now, before = _parts(loader), self._parts
+        return now.keys() == before.keys() and all(
+            now[name] is before[name] or (type(now[name]) is int and now[name] == before[name])
+            for name in now
+        )
+
+    @property
+    def plan(self) -> str:
+        """How batches are made, in one line, also after the end; '' where none was taken over."""
+        return self._plan if self._taken is None else str(self._taken.to(self._device).plan)
+
+    def close(self) -> None:
+        """End workers and give up memory; it can be taken over again."""
+        if self._taken is not None:
+            self._plan = self.plan
+            self._taken.close()
+            self._taken = None
+
+
+def _can_be_taken(loader: Any) -> bool:
+    return (
+        isinstance(loader, DataLoader)
+        and not left_as_it_is(loader)
+        and loader._iterator is None  # else workers of its own are at work, and go on
+    )
+
+
+def _parts(loader: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(loader).items() if name not in _OF_ITERATING}
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader, and its samplers, which epoch begins, where they want to know."""
+    samplers = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+    for shuffling in (loader, *samplers):
+        set_epoch = getattr(shuffling, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
