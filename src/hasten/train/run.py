@@ -162,7 +162,8 @@ class Run(Lookout):
         Leaving the loop early (``break``) is fine: the rest of the epoch is then left out.
 
         Args:
-            loader: a :class:`hasten.Loader`, a ``DataLoader``, or any iterable of batches.
+            loader: a :class:`hasten.Loader`, a ``DataLoader``, which the feed takes over with the
+                same results, or any iterable of batches.
             training: whether steps are taken on them; by default where gradients are enabled,
                 so a validation loop under ``torch.no_grad()`` counts nothing and leaves the
                 random generators as they were.

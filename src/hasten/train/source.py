@@ -130,7 +130,8 @@ class Source:
             set_rng_state(self._world.first(now), self.device)
         self._rng_at_epoch = rng_state(self.device)
         self._own_at_epoch = [generator.get_state() for generator in self._generators]
-        batches = iter(self.fed or self._slices or self.loader)
+        ways = (self.fed, self._slices, self.loader)
+        batches = iter(next(way for way in ways if way is not None))
         for place in range(skip):
             if next(batches, self) is self:
                 raise DataError(

@@ -117,9 +117,10 @@ class Trainer:
         ready made keeps its state, others are made anew.
 
         Args:
-            train: batches of ``(data, labels)``, best from a :class:`hasten.Loader`. ``data`` is
-                what the model takes; a tuple or dict becomes its arguments. A batch may also be a
-                dict with ``labels`` in it.
+            train: batches of ``(data, labels)``, best from a :class:`hasten.Loader`; a
+                ``DataLoader`` is taken over by the feed, with the same results. ``data`` is what
+                the model takes; a tuple or dict becomes its arguments. A batch may also be a dict
+                with ``labels`` in it.
             val: the same, to validate on after each epoch.
             epochs: counted from the beginning of the run, also when it is resumed.
             page: given what the report of a run with a folder knows, a
