@@ -252,8 +252,9 @@ def test_another_process_goes_on(
     tmp_path: Path, name: str, workers: str, at: int, before: str
 ) -> None:
     """Also with what was saved before DataLoaders were taken over."""
-    command = [sys.executable, taken_cases.__file__, name, workers, str(tmp_path / "run"), str(at)]
-    subprocess.run([*command, before], check=True, timeout=120)
+    given = name, workers, tmp_path / "run", at, torch.get_num_threads(), before
+    command = [sys.executable, taken_cases.__file__, *map(str, given)]
+    subprocess.run(command, check=True, timeout=120)
     assert saved(tmp_path / "run").training["sources"][0]["batches"] == at % CALLS + 1
     assert bool(saved(tmp_path / "run").training["sources"][0]["loader"]) is not bool(before)
     make = MAKERS[name]
