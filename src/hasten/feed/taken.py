@@ -332,7 +332,7 @@ class TakenOrder(LateOrder):
         `anew`: no position within an epoch is kept.
         """
         loader = self.original
-        if anew and self._resume is not None:
+        if self._resume is not None and (anew or "global" not in self._resume):
             self._resume.pop("global", None)
             self._stateful.put_back(self._resume)  # now, as they are told another epoch
             self._resume.pop(STATES, None)

@@ -14,6 +14,7 @@ from hasten.devices import move, runtime
 from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader
 from hasten.feed.order import Shard
+from hasten.feed.stateful import KEY as STATES
 from hasten.feed.taken import brings_back, original_of, within_epoch
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
@@ -100,7 +101,7 @@ class Source:
     def _brings_back(self, resume: dict[str, Any]) -> bool:
         """Whether the feed comes to where it was by its position alone."""
         position = resume["loader"]
-        if self._own and (resume["batches"] or "generator" in position):
+        if self._own and (resume["batches"] or position.keys() & {"generator", STATES}):
             return True  # or it says itself why not
         original = original_of(self.loader)
         return original is not None and self._slices is None and brings_back(position, original)
@@ -112,6 +113,7 @@ class Source:
         if not done:  # of another epoch, perhaps: what it begins with is all that is wanted
             begins = {**position, "epoch": epoch, "batch": 0, "seed": self.fed.seed}
             self.fed.load_state_dict(begins)
+            self.fed.set_epoch(epoch)  # samplers are told after they are as they were
             return iter(self.fed)
         over = position["epoch"] != epoch  # it was read to its end
         if over and not self._own:

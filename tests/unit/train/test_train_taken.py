@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from taken_cases import (
     train,
 )
 from test_train_resume import assert_same_nest
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from train_helpers import INTERRUPT, QUIET, mlp, points, saved, sgd, trainer
 
 import hasten
@@ -303,6 +303,45 @@ def test_a_loader_with_a_generator_of_its_own(tmp_path: Path, at: int) -> None:
         return hasten.Loader(points(), 8, True, generator=generator, num_workers=0)
 
     assert_ends_alike(go_on(tmp_path, make, at), train(make()))
+
+
+class Moving(Sampler[int]):
+    """Its order follows from the epoch, and from what it gave before: it has a state of its own."""
+
+    def __init__(self) -> None:
+        self.epoch, self.given = 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.given = state["epoch"], state["given"]
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        self.given += 3
+        order = torch.Generator().manual_seed(100 * self.epoch + self.given)
+        yield from torch.randperm(COUNT, generator=order).tolist()
+
+
+@pytest.mark.parametrize("at", [2, 7, 10, 17])
+@pytest.mark.parametrize("kind", ["taken", "asked", "loader"])
+def test_samplers_with_a_state_of_their_own(tmp_path: Path, kind: str, at: int) -> None:
+    def make() -> Any:
+        if kind == "loader":
+            return hasten.Loader(points(), 8, sampler=Moving(), num_workers=0)
+        given = DataLoader(points(), 8, sampler=Moving())
+        return given if kind == "taken" else hasten.Loader.from_dataloader(given)
+
+    whole = train(make())
+    assert_ends_alike(go_on(tmp_path, make, at), whole)
+    if kind != "loader":
+        assert_the_same(whole, as_given(DataLoader(points(), 8, sampler=Moving())))
 
 
 # --- the rest of what a run does ---------------------------------------------------------------
