@@ -12,14 +12,9 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from hasten.devices.launchers import bound_apart, processes_here
+
 ROOT = Path("/")
-
-
-_LOCAL_PROCESSES = (
-    "LOCAL_WORLD_SIZE",  # torchrun
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-)
 
 
 def cores(
@@ -44,15 +39,11 @@ def cores(
     processes = processes_here(environment)
     own = _affinity(0) if affinity is None else affinity
     everybody = (above or max(own, _affinity(os.getppid()))) if processes > 1 else own
+    if everybody <= own and bound_apart(environment):  # a shell between them has the same mask
+        everybody = own * processes
     quota = cpu_quota(root=root)
     allowed = own if quota is None else math.ceil(quota / processes)
     return max(1, min(own, everybody // processes, allowed))
-
-
-def processes_here(environment: Mapping[str, str] = os.environ) -> int:
-    """Processes that a launcher has started on this machine to share its cores; mostly 1."""
-    found = (environment.get(name, "") for name in _LOCAL_PROCESSES)
-    return max(1, next((int(text) for text in found if text.isdecimal()), 1))
 
 
 def cpu_quota(*, root: Path = ROOT) -> float | None:

@@ -11,6 +11,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
+from hasten.feed.forking import no_workers_here
 from hasten.feed.measure import workers_for
 from hasten.feed.moves import Moves
 from hasten.feed.options import Options
@@ -137,8 +138,12 @@ class Planner:
     def _by_cost(self) -> Plan:
         options, maker, sizing = self._options, self._maker, self._sizing
         if options.worker_init_fn is not None:
+            why = "worker_init_fn is given, which is for processes"
             count = max(1, runtime.cores() - 1)
-            return sizing.processes(count, "worker_init_fn is given, which is for processes")
+            alone = no_workers_here()
+            if alone:
+                return Plan(name="inline", reason=f"{why}, but {alone}")
+            return sizing.processes(count, why)
         cost, count = sizing.cost, sizing.count
         if cost is None:
             return Plan(name="inline", reason="no sample could be measured")

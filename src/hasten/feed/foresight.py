@@ -19,6 +19,7 @@ from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
 from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
+from hasten.feed.forking import no_workers_here, refuse_workers_here
 from hasten.feed.inside import inside
 from hasten.feed.jobs import Jobs
 from hasten.feed.measure import workers_for
@@ -168,6 +169,9 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     In another process, as a data set that draws or changes must not be asked here for samples
     that iterating it would not ask for.
     """
+    alone = no_workers_here()
+    if alone:
+        return _inline(alone)
     if not fork_is_there():
         return _inline("samples are made here, as processes begin by running the script again")
     if inside(maker.dataset, maker.collate_fn) is None:
@@ -225,4 +229,5 @@ def _inline(reason: str) -> Plan:
 
 
 def _pool(maker: AsGiven, workers: int, each: int) -> Pool:
+    refuse_workers_here(workers)
     return Pool(workers, AsGivenWork(maker, None), context="fork", jobs_each=each)

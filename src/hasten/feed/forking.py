@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from hasten.errors import UsageError
 
 _one_at_a_time = threading.Lock()
 
@@ -20,6 +23,31 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+def no_workers_here() -> str:
+    """Why this process cannot have worker processes; "" where it can.
+
+    Python lets no daemonic process start any (a worker of a DataLoader, of a `multiprocessing.Pool`
+    or of hasten's own): they would outlive it.
+    """
+    if multiprocessing.current_process().daemon:
+        return "this process is daemonic (a worker itself), and may start no processes"
+    return ""
+
+
+def refuse_workers_here(count: int) -> None:
+    """Before processes are started that somebody asked for.
+
+    Raises:
+        UsageError: this process cannot have any.
+    """
+    alone = no_workers_here()
+    if alone:
+        raise UsageError(
+            f"{count} worker process{'es' * (count > 1)} cannot be started: {alone}. Leave "
+            "num_workers out (or give 0), or make the process that loads with daemon=False"
+        )
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from hasten.feed.position import (
     checked,
     counted_by,
     described,
-    tell_of_length,
+    tell_of_end,
     whole_epoch,
 )
 from hasten.feed.sources import Item
@@ -194,7 +194,7 @@ class Loader(Attributes):
         self._order = order
         self._feeds = feeds
         self._skips = skips
-        self._told_length = False
+        self._told_end = False
         self._closed = 0  # times
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._epoch = 0
@@ -384,7 +384,8 @@ class Loader(Attributes):
                 yield batch
             if empty and self._skips.count > left_out:
                 self._skips.tell_of_nothing_left()
-            self._check_length(cursor.batch)
+            elif not self._told_end and not self._skips.count:  # batches left out are no lie
+                self._told_end = tell_of_end(self, self._options, cursor)
             if self._cursor is cursor:
                 self._epoch = cursor.epoch + 1
                 self._cursor = Cursor(self._epoch, 0)
@@ -392,11 +393,6 @@ class Loader(Attributes):
                     self._order.ended()
         finally:
             items.close()
-
-    def _check_length(self, given: int) -> None:
-        """Tell of a len that is not what was given, once. Batches left out are no lie."""
-        if not self._told_length and not self._skips.count:
-            self._told_length = tell_of_length(self, self._options, given)
 
 
 def _placed(device: torch.device | str | int) -> torch.device:

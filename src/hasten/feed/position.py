@@ -121,7 +121,19 @@ def check_reached(first: int, given: int, whose: Any) -> None:
         )
 
 
-def tell_of_length(loader: Any, options: Options, given: int) -> bool:
+def tell_of_end(loader: Any, options: Options, cursor: Cursor) -> bool:
+    """Warn where an epoch ended without a batch, or after others than the Loader's len says.
+
+    Returns:
+        Whether there was something to tell.
+    """
+    if cursor.batch == 0:
+        _tell_of_no_batch(options, cursor.epoch)
+        return True
+    return _tell_of_length(loader, options, cursor.batch)
+
+
+def _tell_of_length(loader: Any, options: Options, given: int) -> bool:
     """Warn where a Loader's len is not what an epoch gave; whether it was told."""
     try:
         said = len(loader)
@@ -141,6 +153,25 @@ def tell_of_length(loader: Any, options: Options, given: int) -> bool:
         given,
     )
     return True
+
+
+def _tell_of_no_batch(options: Options, epoch: int) -> None:
+    given = options.batch_sampler if options.batch_sampler is not None else options.sampler
+    if options.iterable:
+        less = f", or fewer samples than a batch has ({options.batch_size}), which drop_last drops"
+        what = (
+            f"the stream {type(options.dataset).__name__} gave nothing"
+            f"{less if options.drop_last else ''}. Is it empty, or does its __iter__ give an "
+            "iterator that is used up (made in __init__, or of a file read to its end)? Each call "
+            "must give a new one"
+        )
+    elif options.drop_last:
+        what = f"drop_last=True leaves out what is less than a batch ({options.batch_size})"
+    elif given is not None:
+        what = f"the sampler {type(given).__name__} gave no index"
+    else:
+        what = f"{type(options.dataset).__name__} is empty"
+    _log.warning("feed: epoch %d gave no batch: %s", epoch, what)
 
 
 def described(options: Options) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.feed.apart import measure_apart
+from hasten.feed.forking import no_workers_here
 from hasten.feed.measure import Measured, workers_for
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
@@ -97,6 +98,9 @@ class Sizing:
 
     def by_processes(self, cost: Measured, reason: str) -> Plan:
         """As many workers as there are cores, or more where they mostly wait."""
+        alone = no_workers_here()
+        if alone:
+            return _inline(reason, alone)
         have, size = runtime.cores(), self.size
         wanted = workers_for(have, cost.busy) if cost.waits else have
         wanted = min(
@@ -105,15 +109,15 @@ class Sizing:
         room, batch_bytes = shared_memory_free(), cost.bytes * size
         fits = room // (4 * batch_bytes) if batch_bytes and room is not None else wanted
         if fits < 1:
-            return Plan(name="inline", reason=f"{reason}, but /dev/shm has room for no batches")
+            return _inline(reason, "/dev/shm has room for no batches")
         if fits < wanted:
             reason += f", /dev/shm has room for {fits} workers' batches"
         within = self.within_memory(min(wanted, fits))
         if within < min(wanted, fits):
             reason += f", memory for {within} workers' batches"
         # What a sample opens here would be shared with workers that are forked later.
-        alone = cost.opens or cost.cut
-        head = 0 if alone else min(_MOST_HEAD, math.ceil(_HEAD_S / self.batch_s(cost)))
+        apart = cost.opens or cost.cut
+        head = 0 if apart else min(_MOST_HEAD, math.ceil(_HEAD_S / self.batch_s(cost)))
         plan = self.processes(within, reason)
         return replace(plan, head_batches=head, niceness=_NICENESS, kept=True)
 
@@ -149,6 +153,12 @@ class Sizing:
             if room < 2 * plan.workers * batch_bytes:
                 short = f"{room >> 20:,} MiB left in /dev/shm"
         return short
+
+
+def _inline(reason: str, lacking: str) -> Plan:
+    """In place of processes. A reason that says already what is lacking needs it no second time."""
+    said = reason if lacking in reason else f"{reason}, but {lacking}"
+    return Plan(name="inline", reason=said)
 
 
 def shared_memory_free() -> int | None:

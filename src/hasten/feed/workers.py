@@ -13,6 +13,7 @@ import torch
 from hasten.errors import DataError, UsageError
 from hasten.feed.describe import text_of
 from hasten.feed.fingerprint import fingerprint
+from hasten.feed.forking import refuse_workers_here
 from hasten.feed.jobs import Jobs, raise_failure
 from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
@@ -166,6 +167,7 @@ def start_pool(options: Options, workers: int, work: Work, each: int, niceness: 
         UsageError: the data set cannot be sent to them, or there can be no more processes.
     """
     context = options.multiprocessing_context
+    refuse_workers_here(workers)
     with _told_of(options, workers):
         return Pool(workers, work, context=context, jobs_each=each, niceness=niceness)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
+from hasten.devices.launchers import tasks_per_node
 from hasten.errors import UsageError
 
 _FIRST_PORT, _PORTS = 20_000, 20_000  # below those that systems give out by themselves
@@ -43,15 +44,6 @@ def step(environment: Mapping[str, str] = os.environ) -> Step | None:
             f"SLURM's variables of this task cannot be read ({error!r}); start with srun, or with"
             " torchrun under it"
         ) from error
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """``2(x3),1`` is 2, 2, 2, 1."""
-    found: list[int] = []
-    for part in text.split(","):
-        number, _, times = part.partition("(x")
-        found += [int(number)] * int(times.rstrip(")") or 1)
-    return found
 
 
 def first_node(text: str) -> str:

@@ -89,6 +89,37 @@ def test_cores_are_divided_among_the_processes_of_a_launcher(
     assert found == expected
 
 
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "mask", "above", "expected"),
+    [
+        (SRUN, 8, 8, 4),
+        ({**SRUN, "SLURM_NODEID": "2"}, 8, 8, 8),  # the one task of that machine
+        ({**SRUN, "SLURM_CPU_BIND_TYPE": "none"}, 8, 8, 4),
+        ({**SRUN, "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 4, 8, 4),
+        ({**SRUN, "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 4, 4, 4),  # a shell between has it too
+        ({**SRUN, "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 8, 8, 8),
+        # Of the batch script itself, which srun has not started.
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}, 8, 8, 8),
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, 8, 8, 8),
+        # torchrun in a task of srun's says how many it has started.
+        ({**SRUN, "LOCAL_WORLD_SIZE": "8"}, 8, 8, 1),
+        ({**SRUN, "SLURM_NODEID": "7"}, 8, 8, 8),
+        ({**SRUN, "SLURM_NODEID": "7", "SLURM_NTASKS_PER_NODE": "2"}, 8, 8, 4),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"}, 8, 8, 8),
+    ],
+)
+def test_cores_are_divided_among_the_tasks_of_srun(tmp_path, environment, mask, above, expected):
+    found = host.cores(root=tmp_path, affinity=mask, above=above, environment=environment)
+    assert found == expected
+
+
 def test_cores_of_a_real_process_that_was_bound():
     """Two processes of this one: one has its mask, the other a core of its own."""
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:

@@ -417,6 +417,76 @@ def test_an_empty_data_set_that_was_taken_over_gives_what_it_gave() -> None:
         Loader([], 4)
 
 
+class Once(IterableDataset):
+    """Gives the same iterator each time, which is used up after the first."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = iter(range(count))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.numbers
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_gives_nothing_is_said(
+    taken: bool, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loader(data: Any, **options: Any) -> Loader:
+        if taken:
+            return Loader.from_dataloader(DataLoader(data, 2, num_workers=workers, **options))
+        return Loader(data, 2, num_workers=workers, **options)
+
+    with loader(kinds.Stream(0)) as stream:
+        assert list(stream) == list(stream) == []
+    assert caplog.text.count("epoch 0 gave no batch: the stream Stream gave nothing") == 1
+    assert "epoch 1" not in caplog.text, "it is said once"
+    caplog.clear()
+    with loader(Once(1), drop_last=True) as stream:
+        assert list(stream) == []
+    assert "or fewer samples than a batch has (2), which drop_last drops" in caplog.text
+
+
+def test_a_stream_that_was_used_up_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with Loader(Once(3), 2) as stream:
+        assert len(list(stream)) == 2
+        assert caplog.text == ""
+        assert list(stream) == []
+    assert "epoch 1 gave no batch" in caplog.text
+    assert "an iterator that is used up" in caplog.text
+
+
+def test_a_position_at_the_end_of_a_stream_is_no_empty_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Loader(kinds.Counting(4), 2) as stream:
+        batches = iter(stream)
+        next(batches), next(batches)
+        position = stream.state_dict()
+        stream.load_state_dict(position)
+        assert position["batch"] == 2
+        assert list(stream) == []
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"batch_size": 30, "drop_last": True}, "drop_last=True leaves out what is less than a"),
+        ({"sampler": []}, "the sampler list gave no index"),
+        ({"batch_sampler": []}, "the sampler list gave no index"),
+    ],
+)
+def test_an_epoch_without_a_batch_is_said(
+    options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind in (kinds.Plain(), kinds.tables()["whole"]):
+        caplog.clear()
+        with Loader(kind, **options) as loader:
+            assert list(loader) == []
+        assert f"gave no batch: {why}" in caplog.text
+
+
 class UnsayableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
