@@ -12,6 +12,7 @@ from hasten.feed.plan import Plan
 Clock = Callable[[], float]
 
 _FIRST_BATCHES = 3  # of an epoch or a plan: start-up, compilation, first allocations
+_STARTING_S = 0.1  # of a plan: what its workers take to begin
 _WINDOW_S = 0.5
 _WINDOW_BATCHES = 8
 _SURE_BATCHES = 16  # after which a trial may be over sooner
@@ -56,6 +57,7 @@ class Watch:
         self._before: tuple[float, Plan] | None = None
         self._settled = False
         self._skip = _FIRST_BATCHES
+        self._skip_s = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -68,8 +70,9 @@ class Watch:
 
     def saw(self, wait_s: float, work_s: float) -> None:
         """A batch was waited for, and worked on by the loop, for so long."""
-        if self._skip:
+        if self._skip > 0 or self._skip_s > 0:
             self._skip -= 1
+            self._skip_s -= wait_s + work_s
             return
         if not self._batches:
             self._queued_s = self._queued()
@@ -137,7 +140,7 @@ class Watch:
         return self._to(tried_plan)
 
     def _to(self, plan: Plan) -> Plan:
-        self._skip = _FIRST_BATCHES + plan.prefetch_batches
+        self._skip, self._skip_s = _FIRST_BATCHES + plan.prefetch_batches, _STARTING_S
         return plan
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from hasten.devices import runtime
 from hasten.feed.plan import Plan
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
 
-_BESIDE_S = 0.0005  # what is handed over where the step leaves the host's cores to the workers
+_BESIDE_S = 0.0004  # what is handed over where the step leaves cores to the workers
 _MOST_AHEAD = 8  # batches a worker
 
 
@@ -38,9 +40,13 @@ class Moves:
             if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
             made_s = wait_s if plan.name == "inline" else self._sizing.batch_s(cost)
-            if made_s < (_BESIDE_S if plan.copied else CHEAP_BATCH_S):
+            if made_s >= CHEAP_BATCH_S or (plan.copied and made_s >= _BESIDE_S):
+                return _like(self._sizing.by_processes(cost, plan.reason), plan)
+            # The step computes on the host: a core of their own is all that pays for so little.
+            left = have - torch.get_num_threads()
+            if left < 1 or plan.copied or min(made_s, plan.step_s or 0.0) < _BESIDE_S:
                 return None
-            return _like(self._sizing.by_processes(cost, plan.reason), plan)
+            return _like(self._sizing.by_processes(cost, plan.reason, most=left), plan)
         if plan.name == "inline":
             if have == 1 or (cost is not None and not cost.steady):
                 return None

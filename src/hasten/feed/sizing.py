@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 # Passing a batch between processes costs about 2 ms on the way: text of 1 ms a batch took twice as
 # long with two workers as without (benchmarks/results).
 CHEAP_BATCH_S = 0.003
-"""A batch that takes less to make is not handed over."""
+"""A batch that takes less to make is handed over where cores are left to the workers alone."""
 MOST_WORKERS = 16
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
@@ -96,16 +96,14 @@ class Sizing:
         each = self.options.prefetch_factor or 2
         return Plan(name="processes", reason=reason, workers=count, prefetch_batches=each * count)
 
-    def by_processes(self, cost: Measured, reason: str) -> Plan:
-        """As many workers as there are cores, or more where they mostly wait."""
+    def by_processes(self, cost: Measured, reason: str, *, most: int = MOST_WORKERS) -> Plan:
+        """As many workers as there are cores, or more where they mostly wait; `most` at most."""
         alone = no_workers_here()
         if alone:
             return _inline(reason, alone)
         have, size = runtime.cores(), self.size
         wanted = workers_for(have, cost.busy) if cost.waits else have
-        wanted = min(
-            wanted, max(_FIRST_WAITING, have), MOST_WORKERS, max(1, -(-self.count // size))
-        )
+        wanted = min(wanted, max(_FIRST_WAITING, have), most, max(1, -(-self.count // size)))
         room, batch_bytes = shared_memory_free(), cost.bytes * size
         fits = room // (4 * batch_bytes) if batch_bytes and room is not None else wanted
         if fits < 1:

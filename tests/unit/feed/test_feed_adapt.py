@@ -312,11 +312,38 @@ def test_what_the_loop_makes_in_no_time_is_not_handed_over(
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     inline = Plan(name="inline", reason="")
     plans = moves(COST, monkeypatch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert plans.larger(inline, 0.0029) is None
     assert plans.larger(inline, 0.0031) is not None
     beside = replace(inline, copied=True)
     assert plans.larger(beside, 0.001) is not None, "the step is a device's, the cores are free"
     assert plans.larger(beside, 0.0001) is None
+
+
+@pytest.mark.parametrize(
+    ("threads", "made_s", "step_s", "workers"),
+    [
+        (4, 0.001, 0.001, None),  # PyTorch's threads spin on all of the cores
+        (3, 0.001, 0.001, 1),
+        (1, 0.001, 0.001, 3),
+        (1, 0.001, 0.0001, None),  # a step so short hides nothing
+        (1, 0.0001, 0.001, None),
+        (1, 0.001, None, None),
+        (4, 0.01, None, 4),
+    ],
+)
+def test_cheap_batches_are_handed_over_where_pytorch_leaves_a_core(
+    threads: int,
+    made_s: float,
+    step_s: float | None,
+    workers: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    inline = Plan(name="inline", reason="", step_s=step_s)
+    plan = moves(COST, monkeypatch).larger(inline, made_s)
+    assert (plan and plan.workers) == workers
 
 
 def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
