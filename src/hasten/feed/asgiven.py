@@ -152,7 +152,7 @@ class AsGivenWork:
             made = Made(number, failure=(said(error), traceback.format_exc()))
         moved = randomness.touched(before)
         after = randomness.packed(randomness.save()) if moved else None
-        now = self._inside()
+        now = None if self._at_start is None else self._inside()  # there was too much to look at
         return Watched(made, moved, after, changed=now is None or now != self._at_start)
 
     def failed(self, job: Any, error: Exception) -> Watched:

@@ -95,7 +95,11 @@ class Heeded(LateOrder):
     def _in_table(self, indices: Any) -> bool:
         if self._written is not None and self._written != self._table.versions():
             return False
-        return self._table.holds_for(as_rows(indices, self._table.rows))
+        try:
+            rows = as_rows(indices, self._table.rows)
+        except DataError:  # no rows of a table: the data set says itself what it makes of them
+            return False
+        return self._table.holds_for(rows)
 
 
 def unwritten(items: Generator[Item, None, None], table: Table, written: Any, kept: int) -> Items:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from torch.utils.data import (
 )
 
 from hasten.errors import DataError, UsageError
-from hasten.feed import Loader, foresight, randomness
+from hasten.feed import Loader, faithful, foresight, randomness
 from hasten.feed.asgiven import Tried
 
 
@@ -249,6 +250,7 @@ def check(
     dropout: bool = True,
     leave_at: int | None = None,
     plan: str = "auto",
+    ahead: bool = True,
 ) -> Loader:
     original = make()
     _seed()
@@ -256,7 +258,7 @@ def check(
     del original
     taken = make()
     _seed()
-    with Loader.from_dataloader(taken, plan=plan) as loader:
+    with Loader.from_dataloader(taken, plan=plan, ahead=ahead) as loader:
         found = _epochs(loader, taken, dropout=dropout, leave_at=leave_at)
     assert len(found) == len(expected)
     for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
@@ -297,6 +299,58 @@ def test_tables(sampler: str, workers: int, plan: str) -> None:
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_data_sets(dataset: str, workers: int, plan: str) -> None:
     check(lambda: _make(dataset, "shuffled", num_workers=workers), plan=plan)
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("workers", [0, 2, "2, persistent"])
+def test_nothing_ahead(dataset: str, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_trial(*given: Any) -> None:
+        raise AssertionError("a trial whose result is not used")
+
+    monkeypatch.setattr(faithful, "tried", no_trial)
+    options: Any = {"num_workers": workers}
+    if isinstance(workers, str):
+        options = {"num_workers": 2, "persistent_workers": True}
+    for leave_at in (None, 2):
+        make = lambda: _make(dataset, "shuffled", **options)  # noqa: E731
+        loader = check(make, ahead=False, leave_at=leave_at)
+        name = "processes" if workers else "gather" if dataset == "table" else "inline"
+        assert loader.plan.name == name
+        assert pickle.loads(pickle.dumps(loader)).plan.name == name
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_nothing_ahead_by_any_sampler(sampler: str) -> None:
+    options = {"batch_size": 1} if sampler in BATCHES else {}
+    for dataset in ("transforms", "table"):
+        check(lambda: _make(dataset, sampler, **options), ahead=False)  # noqa: B023
+
+
+def test_nothing_ahead_says_what_is_to_be_had_by_asking() -> None:
+    for dataset, workers, said in (
+        ("still", 0, "perhaps ahead of the loop"),
+        ("table", 2, "whole tensors, gathered by Loader.from_dataloader"),
+    ):
+        original = _make(dataset, "shuffled", num_workers=workers)
+        assert said in str(Loader.from_dataloader(original, ahead=False).plan)
+    for plan in ("processes", "resident"):
+        with pytest.raises(UsageError, match="leave one of the two out"):
+            Loader.from_dataloader(_make("table", "shuffled"), plan=plan, ahead=False)
+
+
+class Odd(Sampler[Any]):
+    """Indices that tensors take and a table does not."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[0, 1], [True, True], [np.int64(3), torch.tensor(2)], [-1, 4]])
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_indices_that_are_no_row_numbers(ahead: bool) -> None:
+    check(lambda: DataLoader(DATASETS["table"](), batch_sampler=Odd()), ahead=ahead)
 
 
 @pytest.mark.parametrize("plan", ["inline", "processes"])
