@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.inside import Inside, alive, inside
 from hasten.feed.place import tensors
 from hasten.feed.samples import Made, Maker
+from hasten.feed.sources import as_rows
+from hasten.feed.tables import Table
 from hasten.feed.work import Beginning, left_by, said, unsendable
 
 _TRIAL_S = 0.5
@@ -68,6 +71,24 @@ class AsGiven(Maker):
                 samples.append(sample)
                 kept.append(index)
         return samples, kept
+
+
+class Gathering(AsGiven):
+    """Makes the same of whole tensors, by one indexed copy: for workers that have them as they
+    were when their epoch began, as the table has."""
+
+    def __init__(self, given: AsGiven, table: Table) -> None:
+        skip = given.skip_errors
+        super().__init__(given.dataset, given.collate_fn, skip_errors=skip, batched=True)
+        self._table = table
+
+    def make(self, epoch: int, number: int, indices: Any) -> Made:
+        """See `Maker.make`."""
+        try:
+            rows = as_rows(indices, self._table.rows)
+        except DataError:  # no rows of a table: the data set says itself what it makes of them
+            return super().make(epoch, number, indices)
+        return Made(number, self._table.batch(rows))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
-from hasten.feed.asgiven import AsGiven
+from hasten.feed.asgiven import AsGiven, Gathering
 from hasten.feed.choose import Planner
 from hasten.feed.foresight import tried
 from hasten.feed.options import Options
@@ -53,6 +53,11 @@ class Faithful:
                 f"plan={asked!r} with ahead=False: it takes what the data set holds before the "
                 "loop asks for it; leave one of the two out"
             )
+
+    @property
+    def maker(self) -> AsGiven:
+        """Makes the batches of worker processes."""
+        return self._maker if self.table is None else Gathering(self._maker, self.table)
 
     def plan(self, device: torch.device | None) -> Plan:
         """The plan for batches on this device (None: they stay on the host).
@@ -145,10 +150,19 @@ class Faithful:
             return Planner(options, self._maker, self.table).plan(device)
         if workers:
             # Its workers have copies of the tensors, which do not see what the loop writes to them.
-            self.table = None
-            why = f"num_workers={workers} of the DataLoader; whole tensors, gathered {_BY_ASKING}"
-            return plan_of(loader, why)
+            why = f"num_workers={workers} of the DataLoader; whole tensors, gathered"
+            if not _forks(loader):
+                self.table = None
+                return plan_of(loader, f"{why} {_BY_ASKING}")
+            return plan_of(loader, f"{why} there, and {_BY_ASKING} without them")
         gather = Planner(replace(options, plan="gather"), self._maker, self.table).plan(device)
         if device is None or runtime.is_host(device):
             return gather
         return replace(gather, reason=f"{gather.reason}; ahead or kept on {device} {_BY_ASKING}")
+
+
+def _forks(loader: Any) -> bool:
+    """Whether its workers begin with the loop's tensors, without a copy of their own being sent."""
+    context = loader.multiprocessing_context or torch.multiprocessing
+    method = context.get_start_method(allow_none=True)
+    return (method or torch.multiprocessing.get_all_start_methods()[0]) == "fork"

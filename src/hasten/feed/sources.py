@@ -305,6 +305,7 @@ def as_rows(indices: Any, rows: int) -> Indices:
     found = found.astype(np.int64, copy=False)
     if found.ndim != 1:
         raise DataError(f"the sampler gave {indices!r}, where a list of indices was expected")
-    if not (-rows <= found.min() and found.max() < rows):
+    least = np.minimum.reduce(found)  # half of what the method takes
+    if not (-rows <= least and np.maximum.reduce(found) < rows):
         raise DataError(f"the sampler gave an index beyond the {rows} samples: {indices!r}")
-    return np.where(found < 0, found + rows, found)
+    return found.copy() if least >= 0 else np.where(found < 0, found + rows, found)

@@ -57,7 +57,7 @@ class TakenFeeds:
         self._changes: list[tuple[Plan, Plan]] = []
         self._now = Now()
         self._written: Any = None  # of a table, the state that workers would have
-        self._kept_apart = False  # for good: persistent ones would see nothing of later changes
+        self._kept_apart = False  # until closed: lasting ones would see nothing of later changes
 
     @property
     def ahead(self) -> bool:
@@ -81,12 +81,14 @@ class TakenFeeds:
         """See `Feeds.close`."""
         for source in self._sources.values():
             source.close()
+        self._kept_apart = False
         self._sources.clear()
         self._plans.clear()
 
     def items(self, device: Device, ahead: Ahead | None, epoch: int, first: int) -> Items:
         """See `Feeds.items`."""
         table = self._planner.table
+        self._kept_apart |= self._sources != {} and self.original.persistent_workers
         if table is not None and not self._kept_apart and not table.holds():
             _log.info("feed: the data set's tensors, or what it does to them, are others now")
             self.close()
@@ -284,7 +286,8 @@ class TakenFeeds:
             if self._options.iterable:
                 found = OriginalStream(loader, self._options, order, _log.warning)
             elif plan.name == "processes":
-                found = OriginalWorkers(loader, self._options, self._maker, order, self._report)
+                maker = self._planner.maker
+                found = OriginalWorkers(loader, self._options, maker, order, self._report)
             else:
                 found = Virtual(loader, self._maker, self._report)
             self._sources[device] = found

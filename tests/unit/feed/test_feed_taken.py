@@ -329,7 +329,7 @@ def test_nothing_ahead_by_any_sampler(sampler: str) -> None:
 def test_nothing_ahead_says_what_is_to_be_had_by_asking() -> None:
     for dataset, workers, said in (
         ("still", 0, "perhaps ahead of the loop"),
-        ("table", 2, "whole tensors, gathered by Loader.from_dataloader"),
+        ("table", 2, "whole tensors, gathered there, and by Loader.from_dataloader without them"),
     ):
         original = _make(dataset, "shuffled", num_workers=workers)
         assert said in str(Loader.from_dataloader(original, ahead=False).plan)
