@@ -19,8 +19,8 @@ import torch
 from hasten.feed import randomness
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import unwarned
+from hasten.feed.harmless import calls_harmless, harmless
 from hasten.feed.measure import Clock, Measured, measure
-from hasten.feed.reading import calls_harmless, harmless
 from hasten.feed.samples import Maker, many_of
 
 Trial = Callable[[Callable[[Measured], None]], Measured | None]

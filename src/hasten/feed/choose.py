@@ -12,12 +12,12 @@ import torch
 from hasten.devices import runtime
 from hasten.errors import UsageError
 from hasten.feed.forking import no_workers_here
+from hasten.feed.harmless import harmless
 from hasten.feed.measure import workers_for
 from hasten.feed.moves import Moves
 from hasten.feed.options import Options
 from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan, duration
-from hasten.feed.reading import harmless
 from hasten.feed.samples import Maker, many_of
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
 from hasten.feed.tables import Table
