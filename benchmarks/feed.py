@@ -5,6 +5,7 @@ first epoch of each, which plans, compiles and starts, is shown apart. Nothing e
 the machine. (b), folders of pictures, is benchmarks/feed_images.py, and runs with the others.
 
     python benchmarks/feed.py [--rounds 3] [--only a64,c,d] [--plot benchmarks/results/feed]
+    python benchmarks/feed.py --peers all    # those of feed_peers.py and image_peers.py too
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import platform
 import resource
@@ -26,12 +28,13 @@ from typing import Any
 
 import torch
 
+import feed_peers
 import hasten
 import peak_memory
 from feed_cases import Case, Contender, Training, cases, missing, training_on_pictures
 
 Row = dict[str, Any]
-_QUICK_EPOCHS = 10  # of those that take milliseconds; DataLoader takes seconds
+_QUICK_EPOCHS, _QUICK_S = 10, 0.05  # epochs of milliseconds are repeated
 
 
 def processor_s() -> float:
@@ -60,14 +63,37 @@ def epoch_s(batches: Iterable[Any], step: Callable[[Any], None] | None) -> tuple
     return time.perf_counter() - begin, samples
 
 
-def measure(case: Case, rounds: int, *, training: bool) -> list[Row]:
+def sums(batches: Iterable[Any]) -> tuple[float, ...]:
+    """Of an epoch's inputs and labels: the same for all who feed each sample once."""
+    total = [0.0, 0.0]
+    for batch in batches:
+        for place in (0, 1):
+            total[place] += float(batch[place].sum(dtype=torch.float64))
+    return tuple(total)
+
+
+def alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+def contenders(case: Case, peers: str) -> list[Contender]:
+    """hasten, and its peers as far as they are wanted and installed."""
+    found = case.contenders()
+    if peers == "all":
+        further, left_out = feed_peers.more(case)
+        found += further
+        print("\n".join(left_out), end="\n" if left_out else "", file=sys.stderr)
+    return found
+
+
+def measure(case: Case, rounds: int, *, training: bool, peers: str = "some") -> list[Row]:
     """One row a contender, feeding alone or beside a step of training."""
     batch_s, example = _load_batch(case)
     step = None
     if training:
         wanted = None if case.step_of_load is None else case.step_of_load * batch_s
         step = Training(case.training, example, wanted)
-    found = case.contenders()
+    found = contenders(case, peers)
     times: dict[str, list[float]] = {c.name: [] for c in found}
     used: dict[str, list[float]] = {c.name: [] for c in found}
     bounds: list[tuple[float, float]] = []
@@ -77,12 +103,19 @@ def measure(case: Case, rounds: int, *, training: bool) -> list[Row]:
             if training and step is not None:
                 bounds.append(_alone(case, step, example))
             for contender in found:
-                for _ in range(1 if training else _epochs(case, contender, number)):
+                known = times[contender.name]
+                quick = case.quick and not training and number > 0 and known[0] < _QUICK_S
+                for _ in range(_QUICK_EPOCHS if quick else 1):
                     gc.collect()
                     before = processor_s()
                     seconds, samples = epoch_s(contender.epoch(), step)
                     times[contender.name].append(seconds)
                     used[contender.name].append(processor_s() - before)
+        if not training:
+            expected = sums(case.inline())
+            for contender in found:
+                if not alike(sums(contender.epoch()), expected):
+                    raise SystemExit(f"{contender.name} feeds other samples in {case.title}")
     finally:
         for contender in found:
             contender.close()
@@ -106,13 +139,6 @@ def measure(case: Case, rounds: int, *, training: bool) -> list[Row]:
         }
         for contender in found
     ]
-
-
-def _epochs(case: Case, contender: Contender, number: int) -> int:
-    if number == 0:
-        return 1
-    slow = contender.name.startswith(("DataLoader", "torchdata", "SPDL"))
-    return _QUICK_EPOCHS if case.quick and not slow else 1
 
 
 def _load_batch(case: Case) -> tuple[float, Any]:
@@ -231,10 +257,10 @@ def plot(rows: list[Row], images: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def feed_alone(key: str, name: str) -> None:
+def feed_alone(key: str, name: str, peers: str) -> None:
     """One contender of a case, for `peak_memory` to watch."""
     case = next(case for case in cases() if case.key == key)
-    found = {contender.name: contender for contender in case.contenders()}
+    found = {contender.name: contender for contender in contenders(case, peers)}
     try:
         peak_memory.in_child(found[name].epoch)
     finally:
@@ -251,12 +277,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one object, last")
     parser.add_argument("--plot", type=Path, help="write PATH.png and PATH.svg")
     parser.add_argument("--no-memory", action="store_true", help="leave that column out")
+    parser.add_argument("--peers", choices=("some", "all"), default="some")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     if arguments.alone:
-        feed_alone(*arguments.alone)
+        feed_alone(*arguments.alone, arguments.peers)
         return
     only = set(filter(None, arguments.only.split(",")))
     print(
@@ -273,9 +300,11 @@ def main() -> None:
         wanted.append(training_on_pictures())
     for case in wanted:
         for training in (False, True)[not case.alone : 1 + (not arguments.no_training)]:
-            found = _with_ratios(measure(case, arguments.rounds, training=training))
+            rows_of = measure(case, arguments.rounds, training=training, peers=arguments.peers)
+            found = _with_ratios(rows_of)
             if not training and not arguments.no_memory:
-                alone = ["--threads", str(arguments.threads), "--alone", case.key]
+                alone = ["--threads", str(arguments.threads), "--peers", arguments.peers]
+                alone += ["--alone", case.key]
                 peak_memory.add_to(found, __file__, *alone)
             show(found)
             sys.stdout.flush()
@@ -283,7 +312,7 @@ def main() -> None:
     images: list[Any] = []
     if not only or "b" in only:
         module = importlib.import_module("feed_images")
-        images = module.run(arguments.rounds, memory=not arguments.no_memory)
+        images = module.run(arguments.rounds, memory=not arguments.no_memory, peers=arguments.peers)
         module.show(images)
     print(f"\n{time.perf_counter() - began:.0f} s in all")
     if arguments.plot is not None:

@@ -9,6 +9,7 @@ part of the same picture, mirrored or not, and give uint8 batches of 64; "float"
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -42,6 +43,8 @@ MEAN, STD = (0.48, 0.45, 0.4), (0.23, 0.22, 0.23)
 SETS = {"500x375": (2000, 375, 500), "2000x1500": (300, 1500, 2000)}
 YARDSTICK = "decode, 2 threads"
 Batches = Callable[[], Iterable[Any]]
+Crop = Callable[["Pictures", int], torch.Tensor]  # of a picture: uint8 [3, SIZE, SIZE]
+MOST_OFF = 4.0  # of 255, the mean over a picture: more is another crop, or not antialiased
 
 
 @dataclass(frozen=True)
@@ -93,17 +96,26 @@ def pillow(image: Image.Image, key: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def simple(pictures: Pictures, index: int) -> torch.Tensor:
     """As a person writes it with simplejpeg: whole picture, cut, resized by torch."""
-    pixels = simplejpeg.decode_jpeg(pictures.files[index].read_bytes(), "RGB")
+    return decoded(pictures, index, pictures.files[index].read_bytes())
+
+
+def decoded(pictures: Pictures, index: int, raw: bytes) -> torch.Tensor:
+    """The crop of a picture, of its file's content."""
+    return cut(pictures, index, simplejpeg.decode_jpeg(raw, "RGB"))
+
+
+def cut(pictures: Pictures, index: int, pixels: Any) -> torch.Tensor:
+    """The crop of a picture that is decoded whole, [H, W, 3]."""
     part = random_crop(pixels.shape[0], pixels.shape[1], pictures.key(index))
-    cut = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
-    images = torch.from_numpy(cut).permute(2, 0, 1)[None]
+    inner = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
+    images = torch.from_numpy(inner).permute(2, 0, 1)[None]
     square = torch.nn.functional.interpolate(images, (SIZE, SIZE), mode="bilinear", antialias=True)
     return (square.flip(3) if part.mirror else square)[0]
 
 
-def stacked_threads(pictures: Pictures) -> Iterator[torch.Tensor]:
+def stacked_threads(pictures: Pictures, crop: Crop = simple) -> Iterator[torch.Tensor]:
     with ThreadPoolExecutor(THREADS) as pool:
-        done = pool.map(lambda index: simple(pictures, index), range(len(pictures.files)))
+        done = pool.map(lambda index: crop(pictures, index), range(len(pictures.files)))
         batch: list[torch.Tensor] = []
         for image in done:
             batch.append(image)
@@ -141,38 +153,7 @@ def spdl_simplejpeg(pictures: Pictures) -> Iterator[torch.Tensor]:
         yield from pipeline.get_iterator()
 
 
-def spdl_own(pictures: Pictures) -> Iterator[Any]:
-    """SPDL's own decoder, FFmpeg's, which cuts, resizes and mirrors as well."""
-    import spdl.io
-    from spdl.pipeline import PipelineBuilder
-
-    sizes = [Image.open(file).size for file in pictures.files]
-
-    def frames(index: int) -> Any:
-        width, height = sizes[index]
-        part = random_crop(height, width, pictures.key(index))
-        packets = spdl.io.demux_image(str(pictures.files[index]))
-        mirror = "hflip," if part.mirror else ""
-        filters = (
-            f"crop={part.width}:{part.height}:{part.left}:{part.top},{mirror}"
-            f"scale={SIZE}:{SIZE}:flags=bilinear,format=pix_fmts=rgb24"
-        )
-        return spdl.io.decode_packets(packets, filter_desc=filters)
-
-    pipeline = (
-        PipelineBuilder()
-        .add_source(range(len(pictures.files)))
-        .pipe(frames, concurrency=THREADS)
-        .aggregate(BATCH)
-        .pipe(lambda batch: spdl.io.to_torch(spdl.io.convert_frames(batch)))
-        .add_sink(3)
-        .build(num_threads=THREADS)
-    )
-    with pipeline.auto_stop():
-        yield from pipeline.get_iterator()
-
-
-def contenders(pictures: Pictures) -> dict[str, Batches]:
+def contenders(pictures: Pictures, peers: str = "some") -> dict[str, Batches]:
     data = pictures.hasten()
     options: dict[str, Any] = {"plan": "threads", "num_workers": THREADS}
     plain = Loader(data, BATCH, shuffle=True, **options)
@@ -195,21 +176,19 @@ def contenders(pictures: Pictures) -> dict[str, Batches]:
     for name, make in (
         ("torchdata nodes + simplejpeg", torchdata_nodes),
         ("SPDL + simplejpeg", spdl_simplejpeg),
-        ("SPDL, its own decoder", spdl_own),
     ):
-        if installed(name, pictures):
+        if installed(name):
             found[name] = lambda make=make: make(pictures)
+    if peers == "all":
+        found |= importlib.import_module("image_peers").more(pictures)
     return found
 
 
-def installed(name: str, pictures: Pictures) -> bool:
-    """Whether a peer is here and works; says why where it does not."""
+def installed(name: str) -> bool:
+    """Whether a peer is here; says why where it is not."""
     try:
         importlib.import_module("torchdata.nodes" if "torchdata" in name else "spdl.pipeline")
-        if "own" in name:
-            spdl_io = importlib.import_module("spdl.io")
-            spdl_io.demux_image(str(pictures.files[0]))  # needs FFmpeg's libraries
-    except (ImportError, RuntimeError) as error:
+    except ImportError as error:
         print(f"left out: {name}: {str(error)[:100]}", file=sys.stderr)
         return False
     return True
@@ -253,20 +232,40 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
-def differences(pictures: Pictures, count: int = 40) -> tuple[float, float]:
-    """Of hasten's pixels from Pillow's for the same part: mean, and that of the worst picture."""
-    data, found = pictures.hasten(), []
-    for index in range(min(count, len(data))):
-        ours = data.fetch(index, pictures.key(index))[0].permute(1, 2, 0).numpy().astype(int)
+def differences(
+    pictures: Pictures, make: Callable[[int], torch.Tensor], count: int = 40
+) -> tuple[float, float]:
+    """Of a crop's pixels from Pillow's for the same part: mean, and that of the worst picture."""
+    found = []
+    for index in range(count):
+        ours = make(index).permute(1, 2, 0).numpy().astype(int)
         with Image.open(pictures.files[index]) as image:
             theirs = pillow(image.convert("RGB"), pictures.key(index))
         found.append(float(np.abs(ours - theirs).mean()))
     return statistics.mean(found), max(found)
 
 
-def compare(pictures: Pictures, rounds: int) -> list[dict[str, Any]]:
+def off_pillow(pictures: Pictures, peers: str) -> dict[str, tuple[float, float]]:
+    """`differences`, by how the names of those begin who give such pixels.
+
+    Raises:
+        SystemExit: one is so far off that it does other work.
+    """
+    ours = pictures.hasten()
+    by_us = differences(pictures, lambda index: ours.fetch(index, pictures.key(index))[0])
+    found = {"hasten": by_us}
+    if peers == "all":
+        for name, crop in importlib.import_module("image_peers").looked_at(pictures).items():
+            found[name] = differences(pictures, functools.partial(crop, pictures))
+    wrong = [name for name, (_, worst) in found.items() if worst > MOST_OFF]
+    if wrong:
+        raise SystemExit(f"{', '.join(wrong)}: other pixels than Pillow's: {found}")
+    return found
+
+
+def compare(pictures: Pictures, rounds: int, peers: str) -> list[dict[str, Any]]:
     yardstick = Yardstick(pictures)
-    makers = contenders(pictures)
+    makers = contenders(pictures, peers)
     count = len(pictures.files)
     rates: dict[str, list[float]] = {name: [] for name in makers}
     shares: dict[str, list[float]] = {name: [] for name in makers}
@@ -327,12 +326,13 @@ def run(
     place: Path | None = None,
     sets: Iterable[str] = tuple(SETS),
     memory: bool = True,
+    peers: str = "some",
 ) -> list[Any]:
     """Measure; one row a contender and set.
 
     Each has `set`, `name`, `images_per_s`, `cpu_seconds_per_1000`, `share_of_decode` (of the
     yardstick's images/s beside it), `ratio` (of that share to that of the best DataLoader with
-    Pillow that gives the same, bytes or floats); hasten's also `difference` from
+    Pillow that gives the same, bytes or floats), and where it was looked at `difference` from
     Pillow's pixels, of 255: mean, worst picture. `memory_bytes` is what each takes at most in a
     process of its own, the loop holding one batch.
     """
@@ -341,15 +341,16 @@ def run(
     where = ["--place", str(place)] if place else []
     for name in sets:
         found = pictures_of(name, place)
-        off_by = differences(found)
-        compared = compare(found, rounds)
+        off_by = off_pillow(found, peers)
+        compared = compare(found, rounds, peers)
         if memory:
-            peers = [row for row in compared if row["name"] != YARDSTICK]
-            peak_memory.add_to(peers, __file__, *where, "--alone", name)
+            taking = [row for row in compared if row["name"] != YARDSTICK]
+            peak_memory.add_to(taking, __file__, *where, "--peers", peers, "--alone", name)
         for row in compared:
             row["set"] = f"{name}, {pictures.mean_bytes(found.files) // 1000} kB"
-            if row["name"].startswith("hasten"):
-                row["difference"] = off_by
+            off = [by for start, by in off_by.items() if row["name"].startswith(start)]
+            if off:
+                row["difference"] = off[0]
             rows.append(row)
     return rows
 
@@ -382,12 +383,15 @@ def main() -> None:
     parser.add_argument("--set", choices=tuple(SETS), action="append")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-memory", action="store_true", help="leave that column out")
+    parser.add_argument("--peers", choices=("some", "all"), default="some")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
         torch.set_num_threads(1)
         peak_memory.in_child(
-            contenders(pictures_of(arguments.alone[0], arguments.place))[arguments.alone[1]]
+            contenders(pictures_of(arguments.alone[0], arguments.place), arguments.peers)[
+                arguments.alone[1]
+            ]
         )
         return
     rows = run(
@@ -395,6 +399,7 @@ def main() -> None:
         place=arguments.place,
         sets=arguments.set or SETS,
         memory=not arguments.no_memory,
+        peers=arguments.peers,
     )
     if arguments.json:
         print(json.dumps(rows))
