@@ -1,6 +1,6 @@
 """Further peers of benchmarks/feed_images.py: other decoders, and pipelines of their own.
 
-A decoder gives one picture's crop; two threads, or a DataLoader with two workers, feed with it.
+A decoder gives one picture's crop, and two threads feed with it: all of them release the lock.
 A pipeline decodes by itself, or reads the same pictures from files made for it beforehand.
 """
 
@@ -213,26 +213,6 @@ def litdata(pictures: Pictures) -> Batches:
     return lambda: loader
 
 
-def mosaicml(pictures: Pictures) -> Batches:
-    """The same files in MosaicML's shards, cut and resized by torch in two workers."""
-    from streaming import MDSWriter, StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
-
-    clean_stale_shared_memory()  # of an iteration that was left: the next one waits for it
-    place = _made_once(pictures, "mds")
-    if not any(place.iterdir()):
-        with MDSWriter(out=str(place), columns={"index": "int", "jpg": "bytes"}) as writer:
-            for index in range(len(pictures.files)):
-                writer.write(_sample(pictures, index))
-    loader = DataLoader(
-        StreamingDataset(local=str(place), batch_size=BATCH),
-        BATCH,
-        num_workers=THREADS,
-        collate_fn=functools.partial(_stacked, pictures),
-    )
-    return lambda: loader
-
-
 def _stacked(pictures: Pictures, samples: list[Any]) -> torch.Tensor:
     return torch.stack([decoded(pictures, int(one["index"]), one["jpg"]) for one in samples])
 
@@ -286,7 +266,6 @@ PIPELINES: tuple[Callable[[Pictures], Batches], ...] = (
     dali,
     webdataset,
     litdata,
-    mosaicml,
 )
 IN_ORDER = (spdl, dali)  # of whose own pixels the first batch is looked at
 
@@ -319,14 +298,15 @@ def _left_out(peer: Callable[..., Any], error: Exception) -> None:
 
 
 def more(pictures: Pictures) -> dict[str, Batches]:
-    """The contenders: each decoder in two threads and in two workers, and the pipelines."""
+    """The contenders: each decoder in two threads, and the pipelines."""
     found: dict[str, Batches] = {}
     for name, crop in decoders().items():
         data = _Cropped(pictures, crop)
         found[f"{name}, 2 threads, stacked"] = lambda crop=crop: stacked_threads(pictures, crop)
-        found[f"{name}, DataLoader, 2 workers"] = lambda data=data: DataLoader(
-            data, BATCH, num_workers=THREADS
-        )
+        if name == "torchvision":  # as most use it; libvips' threads do not outlive a fork
+            found[f"{name}, DataLoader, 2 workers"] = lambda data=data: DataLoader(
+                data, BATCH, num_workers=THREADS
+            )
     for pipeline in PIPELINES:
         try:
             epoch = pipeline(pictures)
