@@ -69,10 +69,15 @@ def cpu_quota(*, root: Path = ROOT) -> float | None:
     return min(limits, default=None)
 
 
-def memory(*, root: Path = ROOT) -> tuple[int, int] | None:
+def memory(*, root: Path = ROOT, address_space: int | None = None) -> tuple[int, int] | None:
     """(free, total) bytes of host memory, within the cgroup's limit; None where nothing says.
 
     Free is what can be had without swapping (``MemAvailable``), not only what is unused.
+
+    Args:
+        root: where the file system starts.
+        address_space: most bytes of this process's (``ulimit -v``, which schedulers set); asked
+            of the system if None.
     """
     found = _meminfo(root) or (_psutil_memory() if root == ROOT else None)
     if found is None:
@@ -86,6 +91,11 @@ def memory(*, root: Path = ROOT) -> tuple[int, int] | None:
         if limit is not None and used is not None:
             # File cache counts as used here though the kernel gives it back when asked.
             free = min(free, max(0, limit - used + _cache_bytes(folder)))
+    space = _address_space() if address_space is None else address_space
+    if space is not None:
+        pages = (_read(root / "proc/self/statm") or "0").split()[0]
+        taken = int(pages) * os.sysconf("SC_PAGE_SIZE") if pages.isdigit() else 0
+        total, free = min(total, space), min(free, max(0, space - taken))
     return min(free, total), total
 
 
@@ -96,6 +106,16 @@ def cpu_name(*, root: Path = ROOT) -> str:
         if key.strip() in {"model name", "Model", "Processor", "cpu model"} and value.strip():
             return value.strip()
     return platform.processor() or platform.machine() or "CPU"
+
+
+def _address_space() -> int | None:
+    """Most bytes of this process's address space; None where it is not limited."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _affinity(process: int) -> int:

@@ -85,6 +85,8 @@ def _by_thread(trial: Trial) -> Measured | None:
     try:
         thread.start()
         thread.join(_PATIENCE_S)
+    except RuntimeError:  # there can be no more threads
+        run()
     finally:
         moved = randomness.touched(before)
         randomness.restore(before, moved)
@@ -93,14 +95,15 @@ def _by_thread(trial: Trial) -> Measured | None:
 
 
 def _by_process(trial: Trial) -> Measured | None:
-    reading, writing = os.pipe()
-    with unwarned():
-        try:
+    ends: tuple[int, ...] = ()
+    try:
+        reading, writing = ends = os.pipe()
+        with unwarned():
             child = os.fork()
-        except OSError:  # no more processes, or no memory for one
-            os.close(reading)
-            os.close(writing)
-            return trial(lambda found: None)
+    except OSError:  # no more processes or open files, or no memory for one
+        for end in ends:
+            os.close(end)
+        return trial(lambda found: None)
     if child == 0:
         _child(trial, writing)
     os.close(writing)

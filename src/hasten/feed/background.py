@@ -25,6 +25,7 @@ from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.describe import late, text_of
 from hasten.feed.ending import close_at_end
+from hasten.feed.forking import room_for
 from hasten.feed.order import Order
 from hasten.feed.place import tensors
 from hasten.feed.plan import Plan
@@ -115,7 +116,8 @@ class _Thread:
 
     def __enter__(self) -> _Thread:
         close_at_end(self)
-        self._thread.start()
+        with room_for("threads", 1):
+            self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -158,17 +158,17 @@ class Planner:
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         if maker.fetch is not None and (waits or cost.cut or free > _FREE or have == 1):
             if not waits:
-                return sizing.threads(have, each)
+                return sizing.by_threads(have, each)
             wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
-            return sizing.threads(sizing.within_memory(wanted), f"{each}, {_WAITS}")
+            return sizing.by_threads(wanted, f"{each}, {_WAITS}")
         if maker.fetch is None and not cost.draws and self._several:
             if waits:
                 wanted = min(_MOST_THREADS, workers_for(have, cost.busy))
-                return sizing.threads(sizing.within_memory(wanted), f"{each}, {_WAITS}")
+                return sizing.by_threads(wanted, f"{each}, {_WAITS}")
             if cost.free is not None and cost.free > _FREE and have > 1:
-                return sizing.threads(have, f"{each}, which leave the interpreter's lock free")
+                return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
         if maker.fetch is None and waits and not cost.draws:
-            return sizing.threads(1, f"{each}, {_WAITS}")
+            return sizing.by_threads(1, f"{each}, {_WAITS}")
         if have == 1 and not waits:
             return Plan(name="inline", reason=f"{each}, and one core")
         if not cost.cut and cost.seconds * count < _START_WORKERS_S:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from hasten.devices import move, runtime
+from hasten.errors import UsageError
 from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
 from hasten.feed.compare import identical
@@ -117,6 +118,26 @@ class MadeAhead:
         self._pool.close()
 
 
+class NoneAhead:
+    """Where processes cannot be started: all is made when it is wanted."""
+
+    def __init__(self, trouble: str) -> None:
+        self.trouble = trouble
+
+    def batches(self, foreseen: Iterable[Any], first: int) -> Generator[Item, None, None]:
+        """See `Sought`."""
+        yield from ()
+
+    def checked(
+        self, number: int, batch: Any, wanted: Any, device: torch.device | None
+    ) -> tuple[Any, str]:
+        """See `Sought`."""
+        return None, self.trouble
+
+    def close(self) -> None:
+        """See `Sought`."""
+
+
 class TableAhead:
     """Gathered from a table, so that copies to the device run ahead of the loop."""
 
@@ -163,6 +184,20 @@ class _Noted(LateOrder):
             yield indices
 
 
+def made_ahead(maker: AsGiven, options: Options, plan: Plan) -> Sought:
+    """Its processes, or none where a plan that nobody asked for finds no room for them.
+
+    Raises:
+        UsageError: there is none, and they were asked for.
+    """
+    try:
+        return MadeAhead(maker, options, plan)
+    except UsageError as error:
+        if options.plan != "auto":
+            raise
+        return NoneAhead(str(error))
+
+
 def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     """The plan for a DataLoader without workers, after a trial of its samples in a process.
 
@@ -180,7 +215,10 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     if foreseen is None:
         return _inline("its sampler cannot be copied")
     batches = list(islice(foreseen, _TRIAL_BATCHES))
-    pool = _pool(maker, 1, 1)
+    try:
+        pool = _pool(maker, 1, 1)
+    except UsageError as error:
+        return _inline(str(error))
     try:
         pool.send(0, Trial(batches))
         found: Tried = pool.receive(0)

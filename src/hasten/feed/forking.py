@@ -1,7 +1,8 @@
-"""Starting a process from one that has threads, as every process with PyTorch in it has."""
+"""Starting processes and threads: quietly, and with a clear word where there can be no more."""
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -62,6 +63,40 @@ def unwarned() -> Iterator[None]:
     with _one_at_a_time, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
         yield
+
+
+@contextmanager
+def room_for(what: str, wanted: int) -> Iterator[None]:
+    """Within, `what` ("processes", "threads") are started, of which so many are wanted.
+
+    Raises:
+        UsageError: there can be no more of them, for a limit of the user, container or machine.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
+        raise UsageError(
+            f"no more {what} can be started ({error.strerror}), and {wanted} workers were to be: "
+            f"{REMEDIES[error.errno]}"
+        ) from error
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise UsageError(
+            f"no more {what} can be started ({error}), and {wanted} workers were to be: "
+            f"{REMEDIES[errno.EAGAIN]}"
+        ) from error
+
+
+_FILES = "use fewer num_workers, or raise the limit of open files (`ulimit -n`)"
+REMEDIES = {  # by errno
+    errno.EAGAIN: "use fewer num_workers, or raise the limit (`ulimit -u`, pids of the container)",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: "use fewer num_workers, or give the process more memory (`ulimit -v`, container)",
+}
 
 
 @contextmanager

@@ -54,14 +54,18 @@ class Lock:
         self._thread = threading.Thread(target=self._ask, name="hasten-feed-lock", daemon=True)
 
     def __enter__(self) -> Lock:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there can be no more threads: nothing is told then
+            return self
         time.sleep(_IDLE_S)
         self._idle, self._late = self._late, []
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._over = True
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def free(self, each_s: float) -> float | None:
         """Share of the time; None where samples are so short that nobody would be late."""

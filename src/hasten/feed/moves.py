@@ -20,6 +20,7 @@ class Moves:
     def __init__(self, sizing: Sizing) -> None:
         self._sizing = sizing
         self._chosen = sizing.options.chosen
+        self._unfit: set[str] = set()
 
     def larger(self, plan: Plan, wait_s: float) -> Plan | None:
         """The next plan to try where the loop waits; None where this one is all there is.
@@ -37,6 +38,8 @@ class Moves:
         pool = plan.name == "threads" and plan.workers > 1
         alone = self._sizing.maker.fetch is None and plan.name != "processes" and not pool
         if alone:  # the loop's thread, or one beside it
+            if "processes" in self._unfit:
+                return None
             if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
             made_s = wait_s if plan.name == "inline" else self._sizing.batch_s(cost)
@@ -48,9 +51,9 @@ class Moves:
                 return None
             return _like(self._sizing.by_processes(cost, plan.reason, most=left), plan)
         if plan.name == "inline":
-            if have == 1 or (cost is not None and not cost.steady):
+            if "threads" in self._unfit or have == 1 or (cost is not None and not cost.steady):
                 return None
-            return _like(self._sizing.threads(have, plan.reason), plan)
+            return _like(self._sizing.by_threads(have, plan.reason), plan)
         count = plan.workers + max(1, plan.workers // 4)
         most = MOST_WORKERS if waits else min(MOST_WORKERS, have)
         if count > most or self._sizing.within_memory(count) < count:
@@ -98,7 +101,9 @@ class Moves:
         return _like(Plan(name="inline", reason=reason), plan)
 
     def instead(self, plan: Plan, why: str) -> Plan:
-        """A plan for the rest, after this one turned out not to suit the data set."""
+        """A plan for the rest, and for good, after this one turned out not to suit the data set or
+        the machine."""
+        self._unfit.add(plan.name)
         reason = f"{plan.reason}; not {plan.name}: {why}"
         cost = self._sizing.seen
         apart = cost is not None and cost.steady and not cost.opens

@@ -27,8 +27,8 @@ _ENDED = (
 _CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
 _LIKELY = {
     "SIGKILL": (
-        "Likely the machine ran out of memory (see `dmesg`), unless somebody did it by hand: use "
-        "fewer workers, a smaller batch or prefetch_factor=1"
+        "Likely memory ran out, the machine's or what its container may have (see `dmesg`), unless "
+        "somebody did it by hand: use fewer workers, a smaller batch or prefetch_factor=1"
     ),
     "SIGBUS": (
         "Likely a file that the data set has mapped was cut short, or /dev/shm, in which its code "

@@ -22,7 +22,7 @@ import torch.multiprocessing
 from hasten.errors import DataError
 from hasten.feed.channel import Channel, ready
 from hasten.feed.ending import close_at_end
-from hasten.feed.forking import interrupts_held_back, unwarned
+from hasten.feed.forking import REMEDIES, interrupts_held_back, room_for, unwarned
 from hasten.feed.obituary import NOT_BEGUN, obituary
 from hasten.feed.parcel import Parcel, opened
 from hasten.feed.segments import Borrowed
@@ -58,6 +58,9 @@ class Pool:
             context: of multiprocessing, the name of a start method, or None for the usual one.
             jobs_each: most jobs that a worker is sent before its reply is received.
             niceness: what they add to theirs.
+
+        Raises:
+            UsageError: there can be no more processes.
         """
         self._workers: list[_Worker] = []
         self._count = count
@@ -139,7 +142,11 @@ class Pool:
                 raise TimeoutError
 
     def replace(self, number: int) -> None:
-        """Start a new process in place of one that died; it has none of the jobs."""
+        """Start a new process in place of one that died; it has none of the jobs.
+
+        Raises:
+            UsageError: there can be no more processes.
+        """
         with self._until_closed(), self._changing, interrupts_held_back():
             self._end(self._workers[number])
             self._workers[number] = self._started(number)
@@ -213,7 +220,8 @@ class Pool:
             self.close()
 
     def _started(self, number: int) -> _Worker:
-        mine, theirs = Channel.pair()
+        with room_for("processes", self._count):
+            mine, theirs = Channel.pair()
         _mine.add(mine)
         forked = self._context.get_start_method() == "fork"
         process = self._context.Process(
@@ -233,7 +241,7 @@ class Pool:
         )
         worker = _Worker(process, mine)
         try:
-            with interrupts_held_back(), unwarned():
+            with room_for("processes", self._count), interrupts_held_back(), unwarned():
                 process.start()
         except BaseException:  # an interrupt that was held back comes when it has started
             mine.close()
@@ -296,7 +304,7 @@ def _flushed(channel: Channel) -> bool:
 
 
 def _unopened(worker: _Worker, error: Exception) -> DataError:
-    return DataError(
-        f"a batch from worker process {worker.process.pid} could not be opened: "
-        f"{type(error).__name__}: {error}. Where too many files are open, raise `ulimit -n`"
-    )
+    text = f"a batch from worker process {worker.process.pid} could not be opened: "
+    text += f"{type(error).__name__}: {error}"
+    remedy = REMEDIES.get(getattr(error, "errno", None) or 0)
+    return DataError(f"{text}. {remedy[0].upper()}{remedy[1:]}" if remedy else text)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -77,7 +78,9 @@ def serve(
     for other in inherited:
         other.close()
     own, parent = os.getpid(), os.getppid()
-    threading.Thread(target=_end_with, args=(channel, parent), daemon=True).start()
+    # Where there can be no more threads, it sees between two batches that the other end is closed.
+    with suppress(RuntimeError):
+        threading.Thread(target=_end_with, args=(channel, parent), daemon=True).start()
     torch.set_num_threads(1)
     arena = Arena(spare)
     lend(arena)
@@ -141,16 +144,24 @@ class _Sender:
     def __call__(self, parcel: Parcel) -> None:
         if self._channel.post(parcel):
             return
-        self._left.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there can be no more threads: the next batch has to wait
+                self._send()
+                return
+            self._thread = thread
+        self._left.set()
+
+    def _send(self) -> None:
+        while not self._channel.flush():
+            ready((), [self._channel])
 
     def _run(self) -> None:
         try:
             while self._left.wait():
                 self._left.clear()
-                while not self._channel.flush():
-                    ready((), [self._channel])
+                self._send()
         except (OSError, ValueError):
             return  # the main process has closed its end; the other thread sees it too

@@ -29,6 +29,7 @@ Clock = Callable[[], float]
 CHEAP_BATCH_S = 0.003
 """A batch that takes less to make is handed over where cores are left to the workers alone."""
 MOST_WORKERS = 16
+_NO_MEMORY = "but memory has room for no batches ahead"
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
 _FIRST_WAITING = 4  # processes to begin with where samples wait: each takes some 50 ms to start
@@ -91,6 +92,13 @@ class Sizing:
         ahead = max(2, count) if self.maker.fetch is not None or count > 1 else 4
         return Plan(name="threads", reason=reason, workers=count, prefetch_batches=ahead)
 
+    def by_threads(self, wanted: int, reason: str) -> Plan:
+        """So many threads, or as many as there is memory for."""
+        count = self.within_memory(wanted)
+        if count < 1:
+            return Plan(name="inline", reason=f"{reason}, {_NO_MEMORY}")
+        return self.threads(count, reason)
+
     def processes(self, count: int, reason: str) -> Plan:
         """So many worker processes, as somebody asked for them."""
         each = self.options.prefetch_factor or 2
@@ -111,6 +119,8 @@ class Sizing:
         if fits < wanted:
             reason += f", /dev/shm has room for {fits} workers' batches"
         within = self.within_memory(min(wanted, fits))
+        if within < 1:
+            return Plan(name="inline", reason=f"{reason}, {_NO_MEMORY}")
         if within < min(wanted, fits):
             reason += f", memory for {within} workers' batches"
         # What a sample opens here would be shared with workers that are forked later.
@@ -122,12 +132,12 @@ class Sizing:
     # Room ------------------------------------------------------------------------------------
 
     def within_memory(self, wanted: int) -> int:
-        """Workers whose batches ahead of the loop fit into the host's memory; at least one."""
+        """Workers whose batches ahead of the loop fit into the host's memory; perhaps none."""
         cost, memory = self._cost, runtime.memory(torch.device("cpu"))
         if cost is None or memory is None or not cost.bytes:
             return wanted
         each = 2 * cost.bytes * self.size
-        return max(1, min(wanted, int(_MEMORY_SHARE * memory.free_bytes) // each))
+        return min(wanted, int(_MEMORY_SHARE * memory.free_bytes) // each)
 
     def has_room_for(self, plan: Plan, ahead: int) -> bool:
         """Whether so many batches ahead of the loop fit, as far as is known."""

@@ -18,7 +18,7 @@ from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.faithful import Faithful
-from hasten.feed.foresight import MadeAhead, Sought, TableAhead
+from hasten.feed.foresight import Sought, TableAhead, made_ahead
 from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
 from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun
@@ -202,7 +202,7 @@ class TakenFeeds:
         source: Sought = (
             TableAhead(self._planner.table, plan)
             if plan.name == "gather" and self._planner.table is not None
-            else MadeAhead(self._maker, self._options, plan)
+            else made_ahead(self._maker, self._options, plan)
         )
         items = self._placed(source.batches(foreseen, first), plain, ahead, device, 0)
         try:

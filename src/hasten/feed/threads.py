@@ -14,6 +14,7 @@ from hasten.errors import DataError
 from hasten.feed.buffers import Ring, array
 from hasten.feed.describe import late
 from hasten.feed.ending import close_at_end
+from hasten.feed.forking import room_for
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.resting import Rest
@@ -229,8 +230,13 @@ class _Pool:
 
     def __enter__(self) -> _Pool:
         close_at_end(self)
-        for thread in self._threads:
-            thread.start()
+        try:
+            with room_for("threads", len(self._threads)):
+                for thread in self._threads:
+                    thread.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -177,11 +177,8 @@ def _told_of(options: Options, workers: int) -> Iterator[None]:
     """What goes wrong where so many are started, as an error that says what to do."""
     try:
         yield
-    except BlockingIOError as error:  # EAGAIN of fork
-        raise UsageError(
-            f"no more processes can be started ({error.strerror}), and {workers} workers were to "
-            "be: use fewer num_workers, or raise the limit (`ulimit -u`, pids of the container)"
-        ) from error
+    except UsageError:
+        raise
     except Exception as error:
         if "pickl" in f"{type(error).__name__} {text_of(error)}".lower():
             raise _unpicklable(error, options.dataset) from error

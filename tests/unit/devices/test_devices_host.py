@@ -180,6 +180,20 @@ def test_an_unlimited_memory_group_changes_nothing(tmp_path):
     assert host.memory(root=tmp_path) == (900 * 1024, 1000 * 1024)
 
 
+def test_memory_is_within_the_limit_of_the_address_space(tmp_path):
+    page = os.sysconf("SC_PAGE_SIZE")
+    lay_out(
+        tmp_path,
+        {
+            "proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n",
+            "proc/self/statm": "100 50 20 1 0 40 0",
+        },
+    )
+    assert host.memory(root=tmp_path, address_space=300 * page) == (200 * page, 300 * page)
+    assert host.memory(root=tmp_path, address_space=90 * page) == (0, 90 * page)
+    assert host.memory(root=tmp_path, address_space=1 << 60) == (900000 << 10, 1000000 << 10)
+
+
 def test_memory_is_unknown_where_nothing_says(tmp_path):
     assert host.memory(root=tmp_path) is None
 
