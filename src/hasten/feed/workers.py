@@ -59,7 +59,7 @@ class Processes:
         whole = passed_on = False
         try:
             if lasting is not None:
-                with _told_of(self._options, self._plan.workers):
+                with _sent(self._options.dataset):
                     pool.resize(self._plan.workers, self._each)
             if self._order is None:
                 yield from self._stream(pool, epoch, first)
@@ -168,20 +168,18 @@ def start_pool(options: Options, workers: int, work: Work, each: int, niceness: 
     """
     context = options.multiprocessing_context
     refuse_workers_here(workers)
-    with _told_of(options, workers):
+    with _sent(options.dataset):
         return Pool(workers, work, context=context, jobs_each=each, niceness=niceness)
 
 
 @contextmanager
-def _told_of(options: Options, workers: int) -> Iterator[None]:
-    """What goes wrong where so many are started, as an error that says what to do."""
+def _sent(dataset: Any) -> Iterator[None]:
+    """Within, processes are started; that it cannot be sent to them is told in words of its own."""
     try:
         yield
-    except UsageError:
-        raise
     except Exception as error:
         if "pickl" in f"{type(error).__name__} {text_of(error)}".lower():
-            raise _unpicklable(error, options.dataset) from error
+            raise _unpicklable(error, dataset) from error
         raise
 
 
