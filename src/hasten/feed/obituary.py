@@ -27,7 +27,7 @@ _ENDED = (
 _CRASH = "Likely native code of the data set crashed: try num_workers=0 to see where"
 _LIKELY = {
     "SIGKILL": (
-        "Likely the machine, or the container by its limit, ran out of memory (see `dmesg`), unless "
+        "Likely the machine, or a container's limit, ran out of memory (see `dmesg`), unless "
         "somebody did it by hand: use fewer workers, a smaller batch or prefetch_factor=1"
     ),
     "SIGBUS": (
