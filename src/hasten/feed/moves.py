@@ -43,23 +43,33 @@ class Moves:
             if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
                 return None
             made_s = wait_s if plan.name == "inline" else self._sizing.batch_s(cost)
-            if made_s >= CHEAP_BATCH_S or (plan.copied and made_s >= _BESIDE_S):
-                return _like(self._sizing.by_processes(cost, plan.reason), plan)
-            # The step computes on the host: a core of their own is all that pays for so little.
-            left = have - torch.get_num_threads()
-            if left < 1 or plan.copied or min(made_s, plan.step_s or 0.0) < _BESIDE_S:
+            most = self._most(plan, made_s)
+            if not most:
                 return None
-            return _like(self._sizing.by_processes(cost, plan.reason, most=left), plan)
+            return _like(self._sizing.by_processes(cost, plan.reason, most=most), plan)
         if plan.name == "inline":
             if "threads" in self._unfit or have == 1 or (cost is not None and not cost.steady):
                 return None
             return _like(self._sizing.by_threads(have, plan.reason), plan)
         count = plan.workers + max(1, plan.workers // 4)
         most = MOST_WORKERS if waits else min(MOST_WORKERS, have)
+        if plan.name == "processes" and cost is not None:
+            most = min(most, self._most(plan, self._sizing.batch_s(cost)))
         if count > most or self._sizing.within_memory(count) < count:
             return None
         ahead = plan.prefetch_batches * count // plan.workers
         return replace(plan, workers=count, prefetch_batches=max(ahead, count))
+
+    @staticmethod
+    def _most(plan: Plan, batch_s: float) -> int:
+        """Workers that batches of so many seconds pay for."""
+        if batch_s >= CHEAP_BATCH_S or (plan.copied and batch_s >= _BESIDE_S):
+            return MOST_WORKERS
+        # The step computes on the host: a core of its own is all that pays a worker for so little,
+        # and PyTorch's threads spin on theirs until the next step.
+        if plan.copied or min(batch_s, plan.step_s or 0.0) < _BESIDE_S:
+            return 0
+        return max(0, runtime.cores() - torch.get_num_threads())
 
     def deeper(self, plan: Plan) -> Plan | None:
         """The same with more batches ahead, where the loop waits for a few late ones."""

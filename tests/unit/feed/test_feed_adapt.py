@@ -342,8 +342,11 @@ def test_cheap_batches_are_handed_over_where_pytorch_leaves_a_core(
     monkeypatch.setattr(runtime, "cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     inline = Plan(name="inline", reason="", step_s=step_s)
-    plan = moves(COST, monkeypatch).larger(inline, made_s)
+    cheap = replace(COST, seconds=made_s / 10)
+    plan = moves(cheap, monkeypatch).larger(inline, made_s)
     assert (plan and plan.workers) == workers
+    if plan is not None:
+        assert moves(cheap, monkeypatch).larger(plan, made_s) is None, "the others are taken"
 
 
 def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
