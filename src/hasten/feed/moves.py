@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from hasten.devices import runtime
+from hasten.feed.measure import Measured
 from hasten.feed.plan import Plan
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
 
@@ -33,32 +34,57 @@ class Moves:
         """
         if not self._chosen or plan.name not in ("inline", "threads", "processes"):
             return None
-        have, cost = runtime.cores(), self._sizing.seen
-        waits = cost is not None and cost.waits
-        pool = plan.name == "threads" and plan.workers > 1
-        alone = self._sizing.maker.fetch is None and plan.name != "processes" and not pool
-        if alone:  # the loop's thread, or one beside it
-            if "processes" in self._unfit:
-                return None
-            if cost is None or cost.opens or not cost.steady or (have == 1 and not waits):
-                return None
-            made_s = wait_s if plan.name == "inline" else self._sizing.batch_s(cost)
-            most = self._most(plan, made_s)
-            if not most:
-                return None
-            return _like(self._sizing.by_processes(cost, plan.reason, most=most), plan)
+        single = plan.name == "inline" or (plan.name == "threads" and plan.workers == 1)
+        if self._sizing.maker.fetch is None and single:
+            return self._handed_over(plan, wait_s)
         if plan.name == "inline":
+            have, cost = runtime.cores(), self._sizing.seen
             if "threads" in self._unfit or have == 1 or (cost is not None and not cost.steady):
                 return None
             return _like(self._sizing.by_threads(have, plan.reason), plan)
+        return self._more(plan) or self._unlocked(plan)
+
+    def _handed_over(self, plan: Plan, wait_s: float) -> Plan | None:
+        """What the loop's thread makes, or the one beside it, by processes."""
+        cost = self._apart
+        if cost is None or (runtime.cores() == 1 and not cost.waits):
+            return None
+        most = self._most(plan, wait_s if plan.name == "inline" else self._sizing.batch_s(cost))
+        if not most:
+            return None
+        return _like(self._sizing.by_processes(cost, plan.reason, most=most), plan)
+
+    def _more(self, plan: Plan) -> Plan | None:
+        """A quarter more threads or processes."""
+        cost = self._sizing.seen
         count = plan.workers + max(1, plan.workers // 4)
-        most = MOST_WORKERS if waits else min(MOST_WORKERS, have)
+        most = MOST_WORKERS
+        if cost is None or not cost.waits:
+            most = min(most, runtime.cores())
         if plan.name == "processes" and cost is not None:
             most = min(most, self._most(plan, self._sizing.batch_s(cost)))
         if count > most or self._sizing.within_memory(count) < count:
             return None
         ahead = plan.prefetch_batches * count // plan.workers
         return replace(plan, workers=count, prefetch_batches=max(ahead, count))
+
+    def _unlocked(self, plan: Plan) -> Plan | None:
+        """Processes, where as many threads as cores make samples: the interpreter's lock may have
+        seemed free when they were tried, on a busy machine."""
+        cost = self._apart
+        if plan.name != "threads" or self._sizing.maker.fetch is not None:
+            return None
+        if cost is None or cost.waits or plan.workers < runtime.cores():
+            return None
+        return _like(self._sizing.by_processes(cost, plan.reason), plan)
+
+    @property
+    def _apart(self) -> Measured | None:
+        """What samples cost, where processes may make them; else None."""
+        cost = self._sizing.seen
+        if cost is None or cost.opens or not cost.steady or "processes" in self._unfit:
+            return None
+        return cost
 
     @staticmethod
     def _most(plan: Plan, batch_s: float) -> int:
@@ -115,9 +141,8 @@ class Moves:
         the machine."""
         self._unfit.add(plan.name)
         reason = f"{plan.reason}; not {plan.name}: {why}"
-        cost = self._sizing.seen
-        apart = cost is not None and cost.steady and not cost.opens
-        worth = apart and cost is not None and self._sizing.batch_s(cost) >= CHEAP_BATCH_S
+        cost = self._apart
+        worth = cost is not None and self._sizing.batch_s(cost) >= CHEAP_BATCH_S
         if plan.name == "threads" and worth and cost is not None and self._chosen:
             return _like(self._sizing.by_processes(cost, reason), plan)
         return _like(Plan(name="inline", reason=reason), plan)

@@ -349,6 +349,18 @@ def test_cheap_batches_are_handed_over_where_pytorch_leaves_a_core(
         assert moves(cheap, monkeypatch).larger(plan, made_s) is None, "the others are taken"
 
 
+def test_threads_that_wait_for_one_lock_after_all_give_way_to_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 2)
+    threads = Plan(name="threads", reason="seemed free", workers=2, prefetch_batches=2)
+    plan = moves(COST, monkeypatch).larger(threads, 0.1)
+    assert plan is not None and (plan.name, plan.workers) == ("processes", 2)
+    assert moves(replace(COST, steady=False), monkeypatch).larger(threads, 0.1) is None
+    waiting = moves(replace(COST, cpu_seconds=0.001), monkeypatch).larger(threads, 0.1)
+    assert waiting is not None and (waiting.name, waiting.workers) == ("threads", 3)
+
+
 def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
