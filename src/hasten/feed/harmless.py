@@ -105,6 +105,8 @@ class _Harmless:
 
     def call(self, target: Any, depth: int, given: _Given) -> bool:
         """Whether calling this object is harmless."""
+        if target is None:  # as a transform that is not there: it would raise
+            return True
         most = pure.places(target)
         if most is not None:
             return given.fits(most)
