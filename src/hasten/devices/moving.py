@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import collections
-import copy
-import dataclasses
-import types
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,15 +11,9 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from hasten.devices import runtime
-from hasten.errors import UsageError
+from hasten.devices.walking import Walk
 
 T = TypeVar("T")
-
-_ALONE = (
-    *(str, bytes, bytearray, memoryview, int, float, complex, type(None)),
-    *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
-)
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
 
 class NotMovedWarning(UserWarning):
@@ -57,7 +46,7 @@ def move(obj: T, device: torch.device | str | int, *, non_blocking: bool | None 
     """
     if _is_there(obj, device):
         return obj
-    walk = _Walk(device, non_blocking)
+    walk = _Move(device, non_blocking)
     moved = walk.visit(obj, "")
     for path, what, advice in walk.left:
         warnings.warn(
@@ -92,50 +81,26 @@ _said: set[type] = set()
 """Types that were named in a warning already: a batch of each step would repeat it."""
 
 
-class _Walk:
-    """One call of ``move``: where to, what was moved, and what stays."""
+class _Move(Walk):
+    """One call of ``move``: where to, and what stays."""
+
+    name = "hasten.move"
 
     def __init__(self, device: torch.device | str | int, non_blocking: bool | None) -> None:
+        super().__init__()
         self.device = runtime.with_index(torch.device(device))
         overlap = runtime.can_overlap(self.device)
         self.non_blocking = overlap and non_blocking is not False
         self.pinned_only = non_blocking is None
-        self.done: dict[int, Any] = {}
-        self.open: set[int] = set()
-        self.kept: list[Any] = []  # so that no id in ``done`` is given to another object
         self.left: list[tuple[str, str, str]] = []
-
-    def visit(self, obj: Any, path: str) -> Any:
-        if isinstance(obj, torch.Tensor):
-            return self.tensor(obj)
-        if isinstance(obj, _ALONE):
-            return obj
-        key = id(obj)
-        if key in self.done:
-            return self.done[key]
-        if key in self.open:
-            raise UsageError(
-                f"hasten.move cannot rebuild {path or 'the object'}: this "
-                f"{type(obj).__name__} holds itself. Break the cycle, or move its parts one by one."
-            )
-        self.open.add(key)
-        moved = self.container(obj, path)
-        self.open.discard(key)
-        self.done[key] = moved
-        self.kept.append(obj)
-        return moved
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device == self.device:
             return tensor
-        key = id(tensor)
-        if key not in self.done:
-            overlap = self.non_blocking
-            if overlap and self.pinned_only:
-                overlap = runtime.is_host(tensor.device) and tensor.is_pinned()
-            self.done[key] = tensor.to(self.device, non_blocking=overlap)
-            self.kept.append(tensor)
-        return self.done[key]  # type: ignore[no-any-return]
+        overlap = self.non_blocking
+        if overlap and self.pinned_only:
+            overlap = runtime.is_host(tensor.device) and tensor.is_pinned()
+        return tensor.to(self.device, non_blocking=overlap)
 
     def container(self, obj: Any, path: str) -> Any:
         if isinstance(obj, PackedSequence):
@@ -147,59 +112,7 @@ class _Walk:
             return self.optimizer(obj, path)
         if callable(getattr(obj, "to", None)):
             return self.own(obj, path)
-        if isinstance(obj, Mapping):
-            return self.mapping(obj, path)
-        if isinstance(obj, (tuple, list, collections.deque, collections.UserList)):
-            return self.sequence(obj, path)
-        if names := _fields(obj):
-            return self.attributes(obj, names, path)
-        self.say_what_stays(obj, path)
-        return obj
-
-    def sequence(self, obj: Any, path: str) -> Any:
-        items = [self.visit(item, f"{path}[{place}]") for place, item in enumerate(obj)]
-        if all(new is old for new, old in zip(items, obj, strict=True)):
-            return obj
-        kind = type(obj)
-        if kind is tuple or kind is list:
-            return kind(items)
-        if isinstance(obj, tuple):
-            return kind._make(items) if hasattr(kind, "_make") else kind(items)
-        rebuilt = copy.copy(obj)
-        for place, item in enumerate(items):
-            rebuilt[place] = item
-        return rebuilt
-
-    def mapping(self, obj: Mapping[Any, Any], path: str) -> Any:
-        items = {key: self.visit(value, f"{path}[{key!r}]") for key, value in obj.items()}
-        changed = {key: value for key, value in items.items() if value is not obj[key]}
-        if not changed:
-            return obj
-        if type(obj) is dict:
-            return items
-        if isinstance(obj, (dict, collections.UserDict)):
-            rebuilt: MutableMapping[Any, Any] = copy.copy(obj)  # keeps a default_factory
-            rebuilt.update(changed)
-            return rebuilt
-        try:
-            return type(obj)(items)  # type: ignore[call-arg]
-        except TypeError as error:
-            self.stays(obj, path, f"its constructor takes no mapping ({error})")
-            return obj
-
-    def attributes(self, obj: Any, names: list[str], path: str) -> Any:
-        changed: dict[str, Any] = {}
-        for name in names:
-            old = getattr(obj, name)
-            new = self.visit(old, f"{path}.{name}" if path else name)
-            if new is not old:
-                changed[name] = new
-        if not changed:
-            return obj
-        rebuilt = _shallow_copy(obj, names)
-        for name, value in changed.items():
-            object.__setattr__(rebuilt, name, value)  # a frozen dataclass refuses plain setattr
-        return rebuilt
+        return super().container(obj, path)
 
     def optimizer(self, obj: torch.optim.Optimizer, path: str) -> Any:
         for place, group in enumerate(obj.param_groups):
@@ -227,7 +140,7 @@ class _Walk:
             return obj
         return obj if moved is None else moved
 
-    def say_what_stays(self, obj: Any, path: str) -> None:
+    def unknown(self, obj: Any, path: str) -> None:
         kind = type(obj)
         if kind in _said:
             return
@@ -246,31 +159,6 @@ class _Walk:
         advice = advice or "Give its class a method to(device), or move its tensors yourself."
         title = f"{kind.__module__}.{kind.__qualname__}"
         self.left.append((path, f"a {title}" + (f", {why}" if why else ""), advice))
-
-
-def _fields(obj: Any) -> list[str]:
-    """Names of the attributes to move, for an object that is made of named fields."""
-    kind = type(obj)
-    if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(obj)]
-    elif hasattr(kind, "__attrs_attrs__"):
-        names = [field.name for field in kind.__attrs_attrs__]
-    elif isinstance(obj, _NAMESPACES):
-        names = []
-    else:
-        return []
-    names += [name for name in getattr(obj, "__dict__", {}) if name not in names]
-    return [name for name in names if hasattr(obj, name)]
-
-
-def _shallow_copy(obj: Any, names: list[str]) -> Any:
-    try:
-        return copy.copy(obj)
-    except AttributeError:  # a frozen dataclass with slots, of which one is not set yet
-        rebuilt = object.__new__(type(obj))
-        for name in names:
-            object.__setattr__(rebuilt, name, getattr(obj, name))
-        return rebuilt
 
 
 def _held_tensor(obj: Any) -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.inside import Inside, alive, inside
-from hasten.feed.place import tensors
 from hasten.feed.samples import Made, Maker
 from hasten.feed.sources import as_rows
 from hasten.feed.tables import Table
@@ -202,7 +202,7 @@ class AsGivenWork:
             took_s = max(ended - started, 1e-9)
             if batch_s is None or took_s * times < batch_s:  # others may have had the core
                 batch_s, busy = took_s * times, min(1.0, (cpu_ended - cpu_started) / took_s)
-            size = times * sum(t.numel() * t.element_size() for t in tensors(made.batch))
+            size = times * held(made.batch).bytes
             if late:
                 break
         now = self._inside()

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.describe import late, text_of
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import room_for
 from hasten.feed.order import Order
-from hasten.feed.place import tensors
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Made, Maker
 from hasten.feed.sources import Item, Report
@@ -80,7 +80,7 @@ class Background:
                 for index, message in made.skipped:
                     self._report(index, message)
                 if not made.empty:
-                    size = sum(t.numel() * t.element_size() for t in tensors(made.batch))
+                    size = held(made.batch).bytes
                     self._batch_bytes = max(self._batch_bytes, size)
                     yield made.number, made.batch, indices
                 del made  # else the loop's batch lives on while the next is made

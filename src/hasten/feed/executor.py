@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from hasten.devices.holding import held
+from hasten.devices.pinning import pin
 from hasten.errors import UsageError
 from hasten.feed.background import Background
 from hasten.feed.keys import Indices, SampleRandom
 from hasten.feed.options import Options
-from hasten.feed.place import Ahead, tensors
+from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
 from hasten.feed.relay import Relay
-from hasten.feed.samples import Maker, pinned
+from hasten.feed.samples import Maker
 from hasten.feed.sources import Gather, Inline, Item, OnDevice, Report, Source, Stream
 from hasten.feed.tables import Table
 from hasten.feed.threads import Threads
@@ -148,14 +150,14 @@ def _transformed(items: Items, options: Options, device: torch.device, epoch: in
 
 def _pinned(items: Items) -> Items:
     for number, batch, indices in items:
-        yield number, pinned(batch), indices
+        yield number, pin(batch), indices
         del batch
 
 
 def _numbers(number: int, batch: Any, indices: Any, size: int) -> Indices:
     """The samples' numbers: their indices, or their places in a stream."""
     if indices is None:
-        first = next(iter(tensors(batch)), None)
+        first = next(iter(held(batch).tensors), None)
         count = len(first) if first is not None and first.ndim else 1
         return np.arange(count) + number * size
     return np.atleast_1d(np.asarray(indices, dtype=np.int64))

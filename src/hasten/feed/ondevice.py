@@ -53,7 +53,14 @@ class DeviceLoader:
 
     def explain(self) -> str:
         """See `Loader.explain`."""
-        return self.loader.explain(self.device)
+        told = self.loader.explain(self.device)
+        unseen = self._ahead.unseen if self._ahead is not None else ""
+        if unseen:
+            told += (
+                f"\n  batches hold a {unseen}, which cannot be looked into: they are copied when "
+                "the loop asks for them, on its own stream"
+            )
+        return told
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from hasten.devices import move, runtime
+from hasten.devices.holding import held as held_in
+from hasten.devices.pinning import pin
 from hasten.feed.plan import Plan
-from hasten.feed.samples import pinned
 from hasten.feed.sources import Item
 
 Clock = Callable[[], float]
 
 _HELD = 4  # host batches kept alive for copies under way, before the host waits for one
+
+
+@dataclass(slots=True)
+class _Copied:
+    """A batch whose copy is queued, with its tensors there and the copy's event; or one that is
+    not copied yet, as it is `unseen` what it holds."""
+
+    batch: Any
+    unseen: str
+    tensors: Sequence[torch.Tensor] = ()
+    event: Any = None
+
+
+def _given(copied: list[_Copied]) -> _Copied:
+    return copied.pop()  # held by nobody else then
 
 
 class Ahead:
@@ -28,9 +44,12 @@ class Ahead:
     Depth is bounded in batches (`plan.ahead_batches`) and bytes. Each batch has an event: the
     loop's stream waits for it, the host does not. The memory of a batch is used by two streams,
     so each tensor is recorded on the loop's (the allocator keeps it until that is done with it),
-    and the host batch is held until its copy has run.
+    and the host's tensors are held until their copy has run. A batch that is moved by a `to` of
+    its own and cannot be looked into has neither: it is copied when the loop asks for it, on the
+    loop's stream.
 
     Attributes:
+        unseen: the type of such a batch, once there was one; else "".
         copy_seconds: host time of the loop's thread spent pinning, copying and queueing, or
             waiting for the thread that does, in total.
     """
@@ -49,12 +68,13 @@ class Ahead:
         self._move = move
         self._clock = clock
         self.copy_seconds = 0.0
+        self.unseen = ""
 
     def pin(self, items: Iterator[Item]) -> Generator[Item, None, None]:
         """The same batches in page-locked memory, which PyTorch keeps for use again."""
         for number, batch, indices in items:
             begin = self._clock()
-            batch = pinned(batch)
+            batch = pin(batch)
             self.copy_seconds += self._clock() - begin
             yield number, batch, indices
             del batch
@@ -100,7 +120,7 @@ class Ahead:
         held: deque[tuple[Any, Any]],
         thread: ThreadPoolExecutor | None,
     ) -> Generator[Item, None, None]:
-        ready: deque[tuple[int, Any, int, Callable[[], Any]]] = deque()
+        ready: deque[tuple[int, Any, int, Callable[[], _Copied]]] = deque()
         waiting_bytes = 0
         more = True
         while True:
@@ -113,11 +133,11 @@ class Ahead:
                     break
                 number, host, indices = item
                 del item
-                size = sum(t.numel() * t.element_size() for t in tensors(host))
-                copied: Callable[[], Any]
+                size = held_in(host).bytes
+                copied: Callable[[], _Copied]
                 if thread is None:
                     begin = self._clock()
-                    copied = partial(tuple, self._copied(host, side, held))
+                    copied = partial(_given, [self._copied(host, side, held)])
                     self.copy_seconds += self._clock() - begin
                 else:
                     copied = thread.submit(self._pinned_and_copied, host, side, held).result
@@ -129,31 +149,44 @@ class Ahead:
             number, indices, size, copied = ready.popleft()
             waiting_bytes -= size
             begin = self._clock()
-            batch, event = copied()
+            batch = self._for_the_loop(copied())
             self.copy_seconds += self._clock() - begin
             del copied
-            current = self._on.current_stream(self._device)
-            current.wait_event(event)
-            for tensor in tensors(batch):
-                if tensor.device == self._device:
-                    tensor.record_stream(current)
             yield number, batch, indices
-            del batch, event  # else the loop's batch lives on while the next one is made
+            del batch  # else the loop's batch lives on while the next one is made
 
-    def _pinned_and_copied(
-        self, host: Any, side: Any, held: deque[tuple[Any, Any]]
-    ) -> tuple[Any, Any]:
-        return self._copied(pinned(host), side, held)
+    def _pinned_and_copied(self, host: Any, side: Any, held: deque[tuple[Any, Any]]) -> _Copied:
+        return self._copied(pin(host), side, held)
 
-    def _copied(self, host: Any, side: Any, held: deque[tuple[Any, Any]]) -> tuple[Any, Any]:
-        """The batch there, and the event of its copy, which is queued."""
+    def _copied(self, host: Any, side: Any, held: deque[tuple[Any, Any]]) -> _Copied:
+        """The batch there, its copy queued; or here, where the loop's thread has to copy it."""
+        source = held_in(host)
+        if source.unseen:
+            return _Copied(host, source.unseen)
         with self._on.on_stream(side):
             batch = self._move(host, self._device, non_blocking=True)
             event = self._on.event(self._device)
             event.record(side)
-        held.append((event, host))
+        held.append((event, (host, source)))  # its own `to` may have put others in their place
         self._let_go(held)
-        return batch, event
+        there = held_in(batch)
+        if there.unseen:  # only now
+            with self._on.on_stream(side):
+                back = self._move(batch, torch.device("cpu"), non_blocking=False)
+            return _Copied(back, there.unseen)
+        return _Copied(batch, "", there.tensors, event)
+
+    def _for_the_loop(self, copied: _Copied) -> Any:
+        """The batch, which what the loop queues from here on may use, and nothing else will."""
+        if copied.unseen:
+            self.unseen = copied.unseen
+            return self._move(copied.batch, self._device, non_blocking=False)
+        current = self._on.current_stream(self._device)
+        current.wait_event(copied.event)
+        for tensor in copied.tensors:
+            if tensor.device == self._device:
+                tensor.record_stream(current)
+        return copied.batch
 
     @staticmethod
     def _let_go(held: deque[tuple[Any, Any]]) -> None:
@@ -162,18 +195,3 @@ class Ahead:
         if len(held) > _HELD:
             held[0][0].synchronize()
             held.popleft()  # not before: this may be the last that holds the copy's source
-
-
-def tensors(batch: Any) -> Iterable[torch.Tensor]:
-    """The tensors in a batch of any nesting."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors(value)
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        for field in fields(batch):
-            yield from tensors(getattr(batch, field.name))

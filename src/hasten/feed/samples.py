@@ -63,18 +63,6 @@ class Made:
         """Every sample was skipped."""
         return self.kept is not None and not self.kept
 
-    def pin_memory(self) -> Made:
-        """Called by DataLoader's pinning thread."""
-        self.batch = pinned(self.batch)
-        return self
-
-
-def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, same nesting and types; what is pinned stays."""
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return pin_memory(batch)  # type: ignore[no-untyped-call]
-
 
 def fetch_of(dataset: Any) -> Fetch | None:
     """How to get a sample by (index, key), where the data set (or the one below) can do it."""

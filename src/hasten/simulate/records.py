@@ -55,9 +55,11 @@ class Hazard:
 
     kind: str
     """source-changed: host memory was written before a non-blocking copy from it had run;
-    read-before-sync: the target of a non-blocking copy was read before a synchronisation."""
+    read-before-sync: the target of a non-blocking copy was read before a synchronisation;
+    reused: memory that was freed went to another tensor before a stream that nobody had recorded
+    on it (`Tensor.record_stream`) was done with it."""
     location: Location | None
-    """Where the copy was made."""
+    """Where the copy was made, or the memory was last used."""
     noticed: Location | None
     """Where the conflicting access was made, or the synchronisation that came too late."""
 

@@ -15,6 +15,7 @@ from hasten.simulate.backend import on_device
 from hasten.simulate.clock import Clock, Queue
 from hasten.simulate.frames import locate, user_frame
 from hasten.simulate.host import HostMemory, identity_of, version_of
+from hasten.simulate.lifetimes import Lifetimes
 from hasten.simulate.memory import Memory
 from hasten.simulate.randomness import Randomness
 from hasten.simulate.records import Copy, Event, MemoryFigures, MismatchInfo, Origin, Sync
@@ -52,6 +53,7 @@ class Session:
         self.memories = [Memory(index, memory_bytes) for index in range(count)]
         self.random = Randomness(count)
         self.host = HostMemory(self.record)
+        self.lifetimes = Lifetimes(self.record, self.clock)
         self.queues: list[list[Queue]] = [[Queue(index, 0)] for index in range(count)]
         self.track_origins = track_origins
         self.initialised = False
@@ -88,6 +90,8 @@ class Session:
             return sparse.to_device(host, index, lambda part: self.adopt(part, index, track=track))
         if track:
             self.memories[index].take(host)
+            if self.lifetimes.active:
+                self.lifetimes.taken(host, self.queue(index))
         return on_device(host, index)
 
     def index_of(self, x: torch.Tensor) -> int:
@@ -138,7 +142,10 @@ class Session:
             if plan is not None and plan.heavy:
                 work = 2.0 * _depth(plan, args) * made.numel() / self.spec.flops_per_s
         moved = nbytes / self.spec.memory_bytes_per_s
-        self.clock.launch(self.queue(index), self.spec.launch_s, work if work > moved else moved)
+        queue = self.queue(index)
+        self.clock.launch(queue, self.spec.launch_s, work if work > moved else moved)
+        if self.lifetimes.active:
+            self.lifetimes.used(args, queue)
 
     def warn_of_wait(self) -> None:
         """Say that the host waits, as ``torch.cuda.set_sync_debug_mode`` asks.
@@ -205,6 +212,8 @@ class Session:
             rate /= 2
         queue = self.queue(index)
         done_s = self.clock.launch(queue, self.spec.launch_s, nbytes / rate)
+        if self.lifetimes.active:
+            self.lifetimes.used([x for x in (target, source) if not x.is_cpu], queue)
         if current.thread.reason == "print":
             self.wait("print", index)
             return

@@ -33,6 +33,8 @@ class Stream:
             index = index_of_name(device)
             index = current.thread.device if index is None else index
             queue = Queue(index, next(_numbers), priority)
+            if current.session is not None:
+                current.session.lifetimes.active = True
         self._queue: Queue = queue
         self._before: list[tuple[int, Queue | None]] = []
 

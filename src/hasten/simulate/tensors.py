@@ -51,7 +51,13 @@ def _get_device(self: torch.Tensor) -> int:
 
 
 def _record_stream(self: torch.Tensor, stream: Any) -> None:
-    """Nothing to do: memory lives as long as its tensors."""
+    if self.is_cpu or self.layout is not torch.strided:
+        kind = {torch.sparse_coo: "Sparse", torch.strided: ""}.get(self.layout, "SparseCsr")
+        raise NotImplementedError(
+            "Could not run 'aten::record_stream' with arguments from the "
+            f"'{kind}{'CPU' if self.is_cpu else 'CUDA'}' backend."
+        )
+    current.require().lifetimes.recorded(self, stream._queue)
 
 
 PROPERTIES: dict[str, Any] = {

@@ -173,6 +173,29 @@ def test_each_computation_finds_its_batch_whenever_it_runs(on: FakeRuntime, late
     assert seen == [float(number) for number in range(30)]
 
 
+class InPlace:
+    """A batch whose `to` puts the device's tensors in the place of the host's."""
+
+    def __init__(self, x: list[torch.Tensor]) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> None:
+        raise NotImplementedError
+
+
+def test_what_moves_in_place_is_held_until_its_copy_has_run(on: FakeRuntime) -> None:
+    def move(batch: InPlace, device: torch.device, *, non_blocking: bool) -> InPlace:
+        batch.x = on.move(batch.x, device, non_blocking=non_blocking)
+        return batch
+
+    given = ((number, InPlace(host_batch(float(number))), [number]) for number in range(9))
+    seen: list[float] = []
+    for _, batch, _ in Ahead(DEVICE, on=on, move=move).place(given, PLAN):
+        on.main.add(lambda x=batch.x[0]: seen.append(float(x.mean())))
+    on.main.run_until(None)
+    assert seen == [float(number) for number in range(9)]
+
+
 def test_two_batches_are_on_their_way_while_one_is_computed(on: FakeRuntime) -> None:
     made: list[int] = []
     batches = Ahead(DEVICE, on=on, move=on.move).place(host_items(9, made), PLAN)

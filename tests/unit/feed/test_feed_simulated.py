@@ -89,7 +89,7 @@ def test_memory_of_host_batches_is_not_used_again_before_its_copy_has_run(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hasten.simulate(spec=SLOW) as simulation:
-        monkeypatch.setattr(place_module, "pinned", Pages(8).pinned)
+        monkeypatch.setattr(place_module, "pin", Pages(8).pinned)
         assert hazards_of_training(simulation, plan) == []
         copies = [event for event in simulation.events if isinstance(event, Copy)]
         assert len(copies) == 20
@@ -109,7 +109,7 @@ def test_without_holding_them_it_is_and_that_is_seen(
 
     monkeypatch.setattr(place_module, "deque", Forgetful)
     with hasten.simulate(spec=SLOW) as simulation:
-        monkeypatch.setattr(place_module, "pinned", Pages(8).pinned)
+        monkeypatch.setattr(place_module, "pin", Pages(8).pinned)
         found = hazards_of_training(simulation, plan)
         assert found and {hazard.kind for hazard in found} == {"source-changed"}
 
