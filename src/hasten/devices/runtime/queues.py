@@ -111,9 +111,9 @@ _pinnable: dict[str, bool] = {}
 
 
 def _pinning(kind: str) -> bool:
+    if not is_current_type(torch.device(kind)):
+        return False  # pin_memory() pins for the current accelerator only
     if kind not in _pinnable:
-        if not is_current_type(torch.device(kind)):
-            return False  # pin_memory() pins for the current accelerator only
         pinned = ask(None, torch.empty(1).pin_memory)
         _pinnable[kind] = pinned is not None and bool(pinned.is_pinned())
     return _pinnable[kind]
