@@ -63,13 +63,22 @@ class Lock:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask no more: it takes the lock itself, if for moments."""
         self._over = True
         if self._thread.ident is not None:
             self._thread.join()
 
+    @staticmethod
+    def tells(each_s: float) -> bool:
+        """Whether samples take long enough for anybody to be late."""
+        return each_s >= 2 * _LATE_S
+
     def free(self, each_s: float) -> float | None:
         """Share of the time; None where samples are so short that nobody would be late."""
-        if not self._late or each_s < 2 * _LATE_S:
+        if not self._late or not self.tells(each_s):
             return None
         # The least: while the thread is started, it may be late for other reasons.
         usual = min(self._idle, default=0.0)

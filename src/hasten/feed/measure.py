@@ -31,6 +31,7 @@ _AGAIN_S = 0.1
 _COLLATINGS = 4  # the first finds nothing in the caches
 _COLLATING_S = 0.01
 _COLLATED_BYTES = 64 << 20  # of samples that are kept to be collated
+_FEW_SAMPLES = 8  # that tell whether there are any questions to ask of the interpreter's lock
 _COLD_SAMPLES = 32  # of twice as many, the first are not counted: they find their caches cold
 
 
@@ -137,6 +138,8 @@ def measure(
                 size += _bytes(sample)
                 timed += 1
                 made += 1
+                if made == _FEW_SAMPLES and not lock.tells(seconds / timed):
+                    lock.stop()
                 if made == _COLD_SAMPLES:
                     cold = seconds, cpu, timed, size, waited()
                 elif made == 2 * _COLD_SAMPLES:

@@ -52,7 +52,10 @@ class Moves:
         most = self._most(plan, wait_s if plan.name == "inline" else self._sizing.batch_s(cost))
         if not most:
             return None
-        return _like(self._sizing.by_processes(cost, plan.reason, most=most), plan)
+        new = self._sizing.by_processes(cost, plan.reason, most=most)
+        if most < MOST_WORKERS:  # on cores of their own, they give way to nobody
+            new = replace(new, niceness=0)
+        return _like(new, plan)
 
     def _more(self, plan: Plan) -> Plan | None:
         """A quarter more threads or processes."""

@@ -345,6 +345,7 @@ def test_cheap_batches_are_handed_over_where_pytorch_leaves_a_core(
     cheap = replace(COST, seconds=made_s / 10)
     plan = moves(cheap, monkeypatch).larger(inline, made_s)
     assert (plan and plan.workers) == workers
+    assert plan is None or (plan.niceness == 0) == (made_s < 0.003), "cores of their own"
     if plan is not None:
         assert moves(cheap, monkeypatch).larger(plan, made_s) is None, "the others are taken"
 

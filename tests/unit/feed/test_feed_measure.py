@@ -252,6 +252,23 @@ def test_the_lock_is_judged_by_time(late: list[float], free: float) -> None:
     assert lock.free(0.0005) == pytest.approx(free, abs=0.02)
 
 
+@pytest.mark.parametrize(("each_s", "asked"), [(1e-5, False), (1e-3, True)])
+def test_of_cheap_samples_the_lock_is_not_asked_for_long(
+    each_s: float, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[bool] = []
+
+    class Looking(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            alive.append(any(t.name == "hasten-feed-lock" for t in threading.enumerate()))
+            return index
+
+    maker = Maker(Looking(1000), None, seed=0, skip_errors=False, batched=True)
+    now = iter(range(10**9))
+    assert measure_module.measure(maker, 1000, clock=lambda: next(now) * each_s) is not None
+    assert alive[0] and alive[20] == asked
+
+
 def test_where_a_thread_is_always_late_the_lock_tells_nothing() -> None:
     lock = lateness_module.Lock()
     lock._late, lock._idle = [0.001] * 9, [0.001] * 3
