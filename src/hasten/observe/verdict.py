@@ -77,6 +77,7 @@ def judge(
     summary: StepSummary,
     *,
     saturation: float | None = None,
+    bounded: bool = False,
     plan: str | None = None,
     device: str | None = None,
     batch_size: int | None = None,
@@ -88,6 +89,8 @@ def judge(
     Args:
         summary: of a stretch without warm-up, such as the last epoch.
         saturation: throughput over that of the same step on a batch already on the device.
+        bounded: whether it was not measured: then it is said to be no more than what waiting and
+            copying leave, for the step alone may be faster than beside a feed.
         plan: the feed's one line, ``threads - 4 workers, ...``; its first word is the plan.
         device: its name for people.
         batch_size: samples a step.
@@ -100,6 +103,10 @@ def judge(
     if summary.steps < _FEWEST_STEPS or whole <= 0:
         return _too_short(summary)
     share = {name: seconds / whole for name, seconds in spent.items()}
+    saturated = "" if saturation is None else f"saturation {saturation:.0%}"
+    if bounded:
+        lost = share["wait"] + share["copy"]
+        saturated = f"saturation at most {1 - lost:.0%}: {lost:.0%} of a step was waiting, copying"
     removable: dict[BoundBy, float] = {
         "waiting for data": share["wait"],
         "copying": share["copy"],
@@ -118,7 +125,7 @@ def judge(
     return Verdict(
         bound_by=bound_by,
         share=cost,
-        evidence=_evidence(summary, share, saturation, plan, device),
+        evidence=_evidence(summary, share, saturated, plan, device),
         advice=_advice(
             bound_by, summary, plan, batch_size, None if precision_measured else precision
         ),
@@ -150,7 +157,7 @@ def _host_sets_pace(summary: StepSummary) -> bool:
 def _evidence(
     summary: StepSummary,
     share: Mapping[str, float],
-    saturation: float | None,
+    saturated: str,
     plan: str | None,
     device: str | None,
 ) -> tuple[str, ...]:
@@ -162,8 +169,8 @@ def _evidence(
             f"at the end of {summary.device_behind:.0%} of {summary.device_steps} sampled steps "
             "the device still had work queued"
         )
-    if saturation is not None:
-        evidence.append(f"saturation {saturation:.0%}")
+    if saturated:
+        evidence.append(saturated)
     if plan:
         evidence.append(f"feed: {plan}")
     if device:

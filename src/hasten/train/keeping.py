@@ -19,6 +19,7 @@ from hasten.errors import NonFiniteLoss
 from hasten.observe.progress import Progress
 from hasten.observe.records import EpochRecord, EventRecord, StepRecord
 from hasten.observe.timeline import Mark, StepSummary, Timeline
+from hasten.observe.verdict import Verdict
 from hasten.train import atomic, broken, precision, strategies
 from hasten.train import world as worlds
 from hasten.train.agreement import Agreement, RankLog
@@ -161,6 +162,8 @@ class Keeper:
         self.planned_epochs = 0
         self.last_summary: StepSummary | None = None
         """Where the time of the last stretch of steps went."""
+        self.verdict: Verdict | None = None
+        """What bounds a loop of one's own, when it has ended: its last epoch tells."""
         self.full_batch: Any = None
         """The first batch of the last epoch: one of full size."""
         self._next_look_s = 0.0

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from hasten.devices import runtime
 from hasten.observe import timeline as phases
+from hasten.observe.verdict import Verdict, judge, render
 from hasten.train.agreement import Agreement
 from hasten.train.saving import Saver
 from hasten.train.seed import rng_state, set_rng_state
@@ -32,6 +34,34 @@ class Lookout(Saver):
         if first is not None:
             self.last_batch = first = source.onto_device(first)
         return first
+
+    def judged(self, *, saturation: float | None = None, bounded: bool = False) -> Verdict | None:
+        """What bounds the run, by its last epoch; None where no step was taken.
+
+        Args:
+            saturation: see :func:`hasten.observe.verdict.judge`.
+            bounded: see there.
+        """
+        if self.last_summary is None:
+            return None
+        return judge(
+            self.last_summary,
+            saturation=saturation,
+            bounded=bounded,
+            plan=self.feed,
+            device=runtime.name(self.device),
+            batch_size=self.largest_batch or None,
+            precision=self.precision.name,
+            precision_measured=self.settings.precision == "auto",
+        )
+
+    def _say_verdict(self) -> None:
+        """What bounds a loop of one's own. Its step is not known and cannot be taken again without
+        a feed beside it, so that the saturation is bounded by what was waited for."""
+        verdict = None if self._holding else self.judged(bounded=True)
+        if verdict is not None and verdict.bound_by != "too short to tell":
+            self.verdict = verdict
+            self.say(render(verdict))
 
     def _batches_to_read(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of a loader that is not trained on."""

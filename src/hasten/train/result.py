@@ -20,7 +20,7 @@ from hasten.errors import HastenError
 from hasten.observe import log
 from hasten.observe.records import EpochRecord, StepRecord
 from hasten.observe.report import ReportData, write_report
-from hasten.observe.verdict import Verdict, judge
+from hasten.observe.verdict import Verdict
 from hasten.train import checkpoint, probe, weights
 from hasten.train.evaluation import Evaluation
 from hasten.train.precision import Precision, undisturbed
@@ -83,17 +83,7 @@ def finish(
     """
     _say_what_is_left(run)
     saturation = measure_saturation(run, trainer)
-    verdict = None
-    if run.last_summary is not None:
-        verdict = judge(
-            run.last_summary,
-            saturation=saturation,
-            plan=run.feed,
-            device=runtime.name(run.device),
-            batch_size=run.largest_batch or None,
-            precision=run.precision.name,
-            precision_measured=run.settings.precision == "auto",
-        )
+    verdict = run.judged(saturation=saturation)
     if trainer.last_evaluation is None and val is not None:
         trainer.evaluate(val)  # a run that was finished already when it was resumed
     data = report_data(run, trainer, saturation=saturation, verdict=verdict)

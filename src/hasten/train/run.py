@@ -138,7 +138,9 @@ class Run(Lookout):
         """Count epochs from 0 (or from where the run is resumed) to ``total`` - 1, or until
         ``patience`` is at its end.
 
-        Between them it prints the epoch's line and saves. Ctrl-C and SIGTERM let the step finish.
+        Between them it prints the epoch's line and saves; after the last one it says what bounds
+        the run (:attr:`verdict`), where there were steps enough to tell. Ctrl-C and SIGTERM let
+        the step finish.
 
         Raises:
             UsageError: ``total`` is below 1, or the folder holds a run and ``resume`` is not set.
@@ -155,6 +157,7 @@ class Run(Lookout):
                 self._step_what_is_owed()
                 self.end_epoch(total)
             self._say_why_ended(total)
+            self._say_verdict()
 
     def batches(self, loader: Iterable[Any], *, training: bool | None = None) -> Iterator[Any]:
         """The loader's batches, each on the device.

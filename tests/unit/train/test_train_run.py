@@ -26,6 +26,7 @@ from train_helpers import (
     sgd,
     state,
     told,
+    trainer,
 )
 
 import hasten
@@ -485,3 +486,40 @@ def test_a_bad_loss_in_a_loop_of_ones_own_closes_the_run(tmp_path: Path):
         loop(run, model, bad)
     assert error.value.step == 2
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_loop_of_one_s_own_is_told_what_bounds_it_and_its_saturation_at_most() -> None:
+    now = [0.0]
+
+    class Slow:
+        def __iter__(self) -> Iterator[Any]:
+            for batch in batches([8] * 5):
+                now[0] += 3.0  # waiting
+                yield batch
+
+    def compute(given: Any, epochs: int) -> tuple[hasten.Run, list[str]]:
+        stream, options = told(clock=lambda: now[0])
+        run = hasten.Run(**options)
+        model = mlp()
+        model, optimizer = run.prepare(model, sgd(model.parameters()))
+        for _ in run.epochs(epochs):
+            for data, labels in run.batches(given):
+                now[0] += 1.0
+                run.backward(cross_entropy(model(data), labels))
+                run.step(optimizer)
+        return run, stream.getvalue().splitlines()
+
+    run, said = compute(Slow(), epochs=2)
+    assert run.verdict is not None and run.verdict.bound_by == "waiting for data"
+    assert "Verdict: bound by waiting for data, 75% of the time." in said
+    assert "  saturation at most 25%: 75% of a step was waiting, copying" in said
+    run, said = compute(batches([8, 8]), epochs=1)  # too few steps
+    assert run.verdict is None and not [line for line in said if "Verdict" in line]
+
+
+def test_a_trainer_s_run_leaves_the_verdict_to_its_measured_saturation() -> None:
+    stream, options = told()
+    found = trainer(**options).fit(loader(batch_size=4), epochs=1)
+    assert found.verdict is not None and found.saturation is not None
+    assert f"saturation {found.saturation:.0%}" in found.verdict.evidence
+    assert "Verdict" not in stream.getvalue()
