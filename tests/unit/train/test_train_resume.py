@@ -353,7 +353,7 @@ def test_a_stop_says_what_was_saved_and_how_to_go_on(tmp_path: Path):
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("Using device")
     assert lines[1] == f"Resumed from {result.resumed_from} (epoch 2, step 7)"
-    assert [line[:11] for line in lines[2:]] == ["Epoch [2/3]", "Epoch [3/3]"]
+    assert [line[:11] for line in lines[2:]] == ["Epoch [2/3]", "Epoch [3/3]", "Finishing: "]
 
 
 def test_a_hint_of_the_callers_own_is_shown(tmp_path: Path):
