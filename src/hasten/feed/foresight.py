@@ -22,7 +22,7 @@ from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
 from hasten.feed.forking import no_workers_here, refuse_workers_here
 from hasten.feed.inside import inside
-from hasten.feed.jobs import Jobs
+from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.measure import workers_for
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
@@ -71,6 +71,7 @@ class MadeAhead:
     def __init__(self, maker: AsGiven, options: Options, plan: Plan) -> None:
         self._maker = maker
         self._each = max(1, plan.prefetch_batches // plan.workers)
+        self._bound = Bound(plan.prefetch_bytes, plan.batch_bytes)
         self._mark = inside(maker.dataset, maker.collate_fn)
         self._foreseen: dict[int, Any] = {}
         self._pool = _pool(maker, plan.workers, self._each)
@@ -78,7 +79,7 @@ class MadeAhead:
 
     def batches(self, foreseen: Iterable[Any], first: int) -> Generator[Item, None, None]:
         """See `Sought`."""
-        jobs = Jobs(self._pool, self._each, 0)
+        jobs = Jobs(self._pool, self._each, 0, bound=self._bound)
         numbered = enumerate(foreseen, first)
         jobs.fill(numbered, lambda number, indices: (number, indices, None))
         while len(jobs):
@@ -252,7 +253,13 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
     wanted = max(1, cores - 1) if busy else workers_for(cores, found.busy)
     wanted = int(min(wanted, _MOST_WORKERS, max(1, epoch_s / _A_WORKER_S)))
     reason = f"{each}, drawing nothing" + ("" if busy else ", mostly waiting")
-    return Plan(name="processes", reason=reason, workers=wanted, prefetch_batches=2 * wanted)
+    return Plan(
+        name="processes",
+        reason=reason,
+        workers=wanted,
+        prefetch_batches=2 * wanted,
+        batch_bytes=found.batch_bytes,
+    )
 
 
 def _unfit(moved: frozenset[str], changed: bool) -> str:

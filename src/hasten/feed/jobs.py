@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from hasten.errors import DataError
@@ -24,6 +25,30 @@ MOST_DEATHS = 3
 """Workers that may die at one batch, before it is held to be the batch's fault."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """On the bytes of batches that are made ahead of the loop.
+
+    Attributes:
+        most_bytes: of all of them; 0 for any number of bytes.
+        batch_bytes: of one, as far as is known before any came; 0 where nothing is.
+    """
+
+    most_bytes: int = 0
+    batch_bytes: int = 0
+
+    def most(self, pool: Pool, each: int) -> int:
+        """Jobs that its workers may have at once, of `each` at most; as long as nothing is known
+        of their size, one for each worker."""
+        count, size = each * len(pool), pool.reply_bytes or self.batch_bytes
+        if not self.most_bytes:
+            return count
+        return max(1, min(count, self.most_bytes // size)) if size else len(pool)
+
+
+UNBOUND = Bound()
+
+
 class Jobs:
     """Batches that workers are making, in order; given to the workers in turn."""
 
@@ -33,6 +58,7 @@ class Jobs:
         each: int,
         timeout_s: float,
         *,
+        bound: Bound = UNBOUND,
         again: Callable[[int, Any], Any] | None = None,
         alone: Callable[[Any, Any], Any] | None = None,
     ) -> None:
@@ -42,6 +68,7 @@ class Jobs:
             pool: who makes them.
             each: most jobs of a worker.
             timeout_s: longest wait for a batch; 0 for ever.
+            bound: on what may be under way.
             again: what a new worker is sent in place of the job (of the worker's number, and the
                 job) that it is to begin with; the same where not given.
             alone: the job of making one sample of a job (the job, and the index), to find the
@@ -52,6 +79,7 @@ class Jobs:
         self._pool = pool
         self._each = each
         self._timeout_s = timeout_s
+        self._bound = bound
         self._waiting: deque[tuple[int, Any, Any, int]] = deque()
         self._held: dict[int, deque[Any]] = {}  # of workers that were replaced: jobs not sent yet
         self._turn = 0
@@ -61,7 +89,7 @@ class Jobs:
     @property
     def full(self) -> bool:
         """No worker may be sent more."""
-        return len(self._waiting) >= self._each * len(self._pool)
+        return len(self._waiting) >= self._bound.most(self._pool, self._each)
 
     def __len__(self) -> int:
         """Batches under way."""

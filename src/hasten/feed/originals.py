@@ -285,4 +285,6 @@ def plan_of(loader: Any, reason: str) -> Plan:
     """As many processes as the DataLoader has."""
     workers = loader.num_workers
     ahead = loader.prefetch_factor * workers
-    return Plan(name="processes", reason=reason, workers=workers, prefetch_batches=ahead)
+    return Plan(
+        name="processes", reason=reason, workers=workers, prefetch_batches=ahead, prefetch_bytes=0
+    )

@@ -154,6 +154,9 @@ def opened(message: memoryview, descriptors: Sequence[int], borrowed: Borrowed |
         borrowed.forget(forgotten)
     pickled = message[at : at + pickled_bytes]
     at += pickled_bytes
+    if borrowed is not None:
+        sizes = (place if isinstance(place, int) else place[2] for place in places)
+        borrowed.opened_bytes = pickled_bytes + sum(sizes)
     leases: dict[int, memoryview] = {}
     memories = []
     for place in places:

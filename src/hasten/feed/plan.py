@@ -62,7 +62,8 @@ class Plan:
         reason: why this one, in a few words.
         workers: threads or processes that make samples; 0 where the loop's own thread does.
         prefetch_batches: finished or being made ahead of the loop, all workers together.
-        prefetch_bytes: bound on the bytes of those, where the plan can keep to one.
+        prefetch_bytes: bound on the bytes of those; 0 where somebody asked for a number of batches.
+        batch_bytes: of a batch, where that was measured; else 0, until the first one came.
         head_batches: made by the loop's own thread while worker processes start on what follows;
             one in later epochs, if they are `kept`.
         niceness: what worker processes add to theirs: the training step comes first where both
@@ -83,6 +84,7 @@ class Plan:
     workers: int = 0
     prefetch_batches: int = 0
     prefetch_bytes: int = 1 << 30
+    batch_bytes: int = 0
     head_batches: int = 0
     niceness: int = 0
     kept: bool = False
@@ -163,9 +165,9 @@ class Plan:
         """
         lines = [str(self), f"  {_MEANING[self.name]}"]
         if self.workers:
+            most = f", or {self.prefetch_bytes >> 20} MiB," if self.prefetch_bytes else ""
             lines.append(
-                f"  up to {self.prefetch_batches} batches, or {self.prefetch_bytes >> 20} MiB, "
-                "are made ahead of the loop"
+                f"  up to {self.prefetch_batches} batches{most} are made ahead of the loop"
             )
         if self.head_batches:
             lines.append(

@@ -45,7 +45,11 @@ class DiedError(Exception):
 
 
 class Pool:
-    """So many processes that do one kind of work. A worker answers its jobs in their order."""
+    """So many processes that do one kind of work. A worker answers its jobs in their order.
+
+    Attributes:
+        reply_bytes: of the largest reply so far; 0 before one came.
+    """
 
     def __init__(
         self, count: int, work: Work, *, context: Any, jobs_each: int, niceness: int = 0
@@ -62,6 +66,7 @@ class Pool:
         Raises:
             UsageError: there can be no more processes.
         """
+        self.reply_bytes = 0
         self._workers: list[_Worker] = []
         self._count = count
         self._closed = False
@@ -118,9 +123,11 @@ class Pool:
             raise _unopened(worker, error) from error
         worker.begun = True
         try:
-            return opened(message, descriptors, worker.borrowed)
+            reply = opened(message, descriptors, worker.borrowed)
         except Exception as error:
             raise _unopened(worker, error) from error
+        self.reply_bytes = max(self.reply_bytes, worker.borrowed.opened_bytes)
+        return reply
 
     def _wait(self, worker: _Worker, limit: float | None) -> None:
         """Until a worker has written something, is gone (an EOFError), or it is too late."""

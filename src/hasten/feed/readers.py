@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from hasten.errors import DataError
 from hasten.feed.compare import identical
-from hasten.feed.jobs import MOST_DEATHS, raise_failure, received
+from hasten.feed.jobs import MOST_DEATHS, UNBOUND, Bound, raise_failure, received
 from hasten.feed.pool import DiedError, Pool
 from hasten.feed.work import Piece
 
 _log = logging.getLogger("hasten.feed")
+
+
+class Share:
+    """What the readers of one pool may have under way together.
+
+    Attributes:
+        under_way: batches that were asked for and have not come.
+    """
+
+    def __init__(self, pool: Pool, each: int, bound: Bound = UNBOUND) -> None:
+        self._pool = pool
+        self._each = each
+        self._bound = bound
+        self.under_way = 0
+
+    def has_room_for(self, has: int) -> bool:
+        """Whether one that has so many under way may ask for another."""
+        most = self._bound.most(self._pool, self._each)
+        return self.under_way < most and has < max(1, most // len(self._pool))
 
 
 class Reader:
@@ -33,10 +53,23 @@ class Reader:
         timeout_s: float,
         *,
         fresh: bool = True,
+        share: Share | None = None,
     ) -> None:
-        """`fresh`: what it gives follows from the seed and this epoch, so another can read on."""
+        """Its worker begins at once, where there is room.
+
+        Args:
+            pool: of processes that read the stream.
+            worker: its number there.
+            epoch: to read.
+            each: most batches that it is asked for ahead.
+            timeout_s: longest wait for one; 0 for ever.
+            fresh: what it gives follows from the seed and this epoch, so another can read on.
+            share: of all readers; None where nothing but `each` bounds what is under way.
+        """
         self._fresh = fresh
+        self._share = share or Share(pool, each)
         self._unanswered = 0
+        self._begun = False
         self.worker = worker
         self.given = 0
         self.samples = 0
@@ -47,21 +80,27 @@ class Reader:
         self._timeout_s = timeout_s
         self._deaths = 0
         self._asked = each
-        self._begin()
+        self.fill()
 
-    def _begin(self) -> None:
-        self._unanswered = 0
-        self._ask((self._epoch, self.given))
-        for _ in range(self._asked - 1):
-            self._ask(None)
+    def fill(self) -> None:
+        """Ask for as many batches as it may have under way."""
+        while self._unanswered < self._asked and self._share.has_room_for(self._unanswered):
+            self._ask()
 
-    def _ask(self, job: Any) -> None:
-        self._unanswered += 1
-        self._pool.send(self.worker, job)
+    def _ask(self) -> None:
+        self._count(1)
+        self._pool.send(self.worker, None if self._begun else (self._epoch, self.given))
+        self._begun = True
+
+    def _count(self, more: int) -> None:
+        self._unanswered += more
+        self._share.under_way += more
 
     def _answer(self) -> Piece:
+        if not self._unanswered:
+            self._ask()
         piece: Piece = received(self._pool, self.worker, self._timeout_s)
-        self._unanswered -= 1
+        self._count(-1)
         return piece
 
     def next(self) -> Piece:
@@ -83,7 +122,8 @@ class Reader:
                 _log.warning("%s. A new one reads its part again up to there", died)
                 self._pool.replace(self.worker)
                 self._asked = 1  # so that the next death is known to be of that batch
-                self._begin()
+                self._count(-self._unanswered)
+                self._begun = False
                 continue
             self._deaths = 0
             self.shared = piece.shared
@@ -93,7 +133,6 @@ class Reader:
             if piece.failure is None:
                 self.given += 1
                 self.samples += piece.samples
-                self._ask(None)
             return piece
 
     def drain(self) -> None:
@@ -102,26 +141,29 @@ class Reader:
             while self._unanswered:
                 self._answer()
         except DiedError as died:
-            self._unanswered = 0
+            self._count(-self._unanswered)
             _log.warning("%s. Nothing more was wanted of it", died)
             self._pool.replace(self.worker)
 
 
 def in_turn(readers: Sequence[Reader]) -> Generator[Piece | None, None, None]:
     """The pieces of all, one of each in turn as long as it has any; None after the last."""
-    active = list(readers)
+    active = deque(readers)
     while active:
-        for reader in list(active):
-            piece = reader.next()
-            if piece.failure is not None:
-                raise_failure(piece.failure)
-            if piece.ended:
-                active.remove(reader)
-                continue
-            if reader.given == 1 and reader.worker == 0 and len(readers) > 1:
-                reader.first_batch = piece.batch
-            yield piece
-            del piece
+        reader = active[0]
+        piece = reader.next()
+        if piece.failure is not None:
+            raise_failure(piece.failure)
+        if piece.ended:
+            active.popleft()
+            continue
+        active.rotate(-1)
+        for following in active:  # what there is room for is that of the one whose turn is next
+            following.fill()
+        if reader.given == 1 and reader.worker == 0 and len(readers) > 1:
+            reader.first_batch = piece.batch
+        yield piece
+        del piece
     yield None
 
 

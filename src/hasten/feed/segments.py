@@ -33,6 +33,8 @@ class Segment:
         size: in bytes.
         descriptor: of the file without a name that it is.
         address: where it begins, in the worker.
+        close: to be called once it is not wanted any more, which else it is when it is dropped; its
+            memory goes when the last that holds it has gone.
         known: the process that reads it has been given the descriptor.
         doomed: it is not to be used again.
         holders: tensors of the worker's, and messages on their way or in use, that lie in it.
@@ -42,11 +44,9 @@ class Segment:
         self.number = number
         self.size = size
         self.descriptor = _nameless(size)
-        try:
-            self.memory = mmap.mmap(self.descriptor, size)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+        self.close.atexit = False
+        self.memory = mmap.mmap(self.descriptor, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.known = False
         self.doomed = False
@@ -59,10 +59,6 @@ class Segment:
     def read(self, offset: int, size: int) -> bytes:
         """A copy of a part."""
         return self.memory[offset : offset + size]
-
-    def close(self) -> None:
-        """The memory goes when the last that holds it has gone."""
-        os.close(self.descriptor)
 
 
 class Arena:
@@ -152,9 +148,11 @@ class Borrowed:
     Attributes:
         released: numbers of those that a message was in and is held no more.
         lost: numbers of those that must not be used again.
+        opened_bytes: of the reply that was opened last.
     """
 
     def __init__(self) -> None:
+        self.opened_bytes = 0
         self.released: deque[int] = deque()
         self.lost: deque[int] = deque()
         self._maps: dict[int, mmap.mmap] = {}

@@ -100,9 +100,12 @@ class Sizing:
         return self.threads(count, reason)
 
     def processes(self, count: int, reason: str) -> Plan:
-        """So many worker processes, as somebody asked for them."""
-        each = self.options.prefetch_factor or 2
-        return Plan(name="processes", reason=reason, workers=count, prefetch_batches=each * count)
+        """So many worker processes, as somebody asked for them; a prefetch_factor is kept too."""
+        asked = self.options.prefetch_factor
+        plan = Plan(
+            name="processes", reason=reason, workers=count, prefetch_batches=(asked or 2) * count
+        )
+        return plan if asked is None else replace(plan, prefetch_bytes=0)
 
     def by_processes(self, cost: Measured, reason: str, *, most: int = MOST_WORKERS) -> Plan:
         """As many workers as there are cores, or more where they mostly wait; `most` at most."""
@@ -127,7 +130,9 @@ class Sizing:
         apart = cost.opens or cost.cut
         head = 0 if apart else min(_MOST_HEAD, math.ceil(_HEAD_S / self.batch_s(cost)))
         plan = self.processes(within, reason)
-        return replace(plan, head_batches=head, niceness=_NICENESS, kept=True)
+        return replace(
+            plan, head_batches=head, niceness=_NICENESS, kept=True, batch_bytes=batch_bytes
+        )
 
     # Room ------------------------------------------------------------------------------------
 

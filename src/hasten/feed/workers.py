@@ -14,14 +14,14 @@ from hasten.errors import DataError, UsageError
 from hasten.feed.describe import text_of
 from hasten.feed.fingerprint import fingerprint
 from hasten.feed.forking import refuse_workers_here
-from hasten.feed.jobs import Jobs, raise_failure
+from hasten.feed.jobs import Bound, Jobs, raise_failure
 from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
 from hasten.feed.position import check_reached
-from hasten.feed.readers import Reader, in_turn, repeats
+from hasten.feed.readers import Reader, Share, in_turn, repeats
 from hasten.feed.relay import Relay
 from hasten.feed.samples import Maker
 from hasten.feed.serving import Work
@@ -125,6 +125,7 @@ class Processes:
             pool,
             self._each,
             self._options.timeout,
+            bound=Bound(self._plan.prefetch_bytes, self._plan.batch_bytes),
             alone=(lambda job, index: (job[0], job[1], [index])) if self._maker.batched else None,
         )
         numbered = enumerate(order.batches(epoch, first), first)
@@ -146,8 +147,10 @@ class Processes:
 
     def _stream(self, pool: Pool, epoch: int, first: int) -> Generator[Item, None, None]:
         options = self._options
+        share = Share(pool, self._each, Bound(self._plan.prefetch_bytes))
         readers = [
-            Reader(pool, worker, epoch, self._each, options.timeout) for worker in range(len(pool))
+            Reader(pool, worker, epoch, self._each, options.timeout, share=share)
+            for worker in range(len(pool))
         ]
         for number, piece in enumerate(in_turn(readers)):
             said = repeats(options.dataset, readers, piece)

@@ -66,6 +66,7 @@ class Pair:
     def close(self) -> None:
         self.theirs.close()
         self.mine.close()
+        del self.arena, self.borrowed  # pytest keeps the pair itself for a while
 
 
 @pytest.fixture
@@ -344,6 +345,17 @@ def test_the_size_of_dev_shm_bounds_no_workers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sizing_module, "NAMELESS", False)
     if Path("/dev/shm").is_dir():
         assert sizing_module.shared_memory_free() is not None
+
+
+def test_a_segment_that_is_dropped_keeps_no_file_open() -> None:
+    arena = Arena(3)
+    found = arena.taken(LARGE)
+    assert found is not None
+    descriptor = found.descriptor
+    os.fstat(descriptor)
+    del found, arena
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_more_new_segments_than_files_may_go_with_a_message(pair: Pair) -> None:
