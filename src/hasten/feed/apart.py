@@ -21,6 +21,7 @@ from hasten.feed.ending import close_at_end
 from hasten.feed.forking import unwarned
 from hasten.feed.harmless import calls_harmless, harmless
 from hasten.feed.measure import Clock, Measured, measure
+from hasten.feed.openfiles import OpenFiles
 from hasten.feed.samples import Maker, many_of
 
 Trial = Callable[[Callable[[Measured], None]], Measured | None]
@@ -35,10 +36,11 @@ def measure_apart(
     """What `measure` gives, so that nothing of the trial stays here; None if it ended itself.
 
     Samples may count, cache, or open files, which worker processes that are forked later would
-    share. So they are made in a forked process, which copies a page of memory for each that it
-    writes to, if only by counting references (5 to 10 MB for a tenth of a second). Where the code
-    is seen to leave nothing behind, a thread of this process does. A trial that takes too long is
-    not waited for: the process is ended, the thread ends itself after the sample it is at.
+    share. So they are made in a forked process, with open files of its own, which copies a page of
+    memory for each that it writes to, if only by counting references (5 to 10 MB for a tenth of a
+    second). Where the code is seen to leave nothing behind, a thread of this process does. A trial
+    that takes too long is not waited for: the process is ended, the thread ends itself after the
+    sample it is at.
     """
 
     by_thread = _leaves_nothing(maker)
@@ -52,7 +54,7 @@ def measure_apart(
     if by_thread:
         return _by_thread(trial)
     if not sys.platform.startswith("linux"):
-        return trial(lambda found: None)
+        return _among(OpenFiles(), trial(lambda found: None))
     return _by_process(trial)
 
 
@@ -96,6 +98,7 @@ def _by_thread(trial: Trial) -> Measured | None:
 
 def _by_process(trial: Trial) -> Measured | None:
     ends: tuple[int, ...] = ()
+    files = OpenFiles()
     try:
         reading, writing = ends = os.pipe()
         with unwarned():
@@ -103,13 +106,14 @@ def _by_process(trial: Trial) -> Measured | None:
     except OSError:  # no more processes or open files, or no memory for one
         for end in ends:
             os.close(end)
-        return trial(lambda found: None)
+        return _among(files, trial(lambda found: None))
     if child == 0:
-        _child(trial, writing)
+        _child(trial, writing, files)
     os.close(writing)
     began = time.monotonic()
     answers: list[tuple[float, Measured | None]] = []
     late = True
+    moved = False
     try:
         while (left := began + _PATIENCE_S - time.monotonic()) > 0:
             if not select.select([reading], [], [], left)[0]:
@@ -119,12 +123,19 @@ def _by_process(trial: Trial) -> Measured | None:
                 late = False
                 break
             answers.append((time.monotonic(), pickle.loads(part)))
+        moved = late and files.moved_in(child)
     finally:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    return _told(answers, began, late=late)
+    found = _told(answers, began, late=late)
+    return replace(found, shares=True) if found is not None and moved else found
+
+
+def _among(files: OpenFiles, found: Measured | None) -> Measured | None:
+    """With what became of those files meanwhile."""
+    return found and replace(found, shares=files.moved())
 
 
 def _told(
@@ -141,11 +152,11 @@ def _told(
     return Measured(samples=1, seconds=_PATIENCE_S, cpu_seconds=0.0, cut=True)
 
 
-def _child(trial: Trial, writing: int) -> None:
+def _child(trial: Trial, writing: int, files: OpenFiles) -> None:
     """In the child: answer, and leave without any of the parent's cleaning up."""
 
     def tell(found: Measured | None) -> None:
-        os.write(writing, pickle.dumps(found).ljust(select.PIPE_BUF, b"\0"))
+        os.write(writing, pickle.dumps(_among(files, found)).ljust(select.PIPE_BUF, b"\0"))
 
     status = 1
     try:
@@ -156,7 +167,11 @@ def _child(trial: Trial, writing: int) -> None:
         os.dup2(silence, 2)
         gc.disable()  # it would write to the pages of all objects, and so copy them
         torch.set_num_threads(1)  # the parent's pool of threads is not here
-        tell(trial(tell))
+        files.own(writable=True)
+        try:
+            tell(trial(tell))
+        finally:
+            files.put_back()
         status = 0
     finally:
         os._exit(status)

@@ -12,6 +12,7 @@ from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.inside import Inside, alive, inside
+from hasten.feed.openfiles import OpenFiles
 from hasten.feed.samples import Made, Maker
 from hasten.feed.sources import as_rows
 from hasten.feed.tables import Table
@@ -99,7 +100,8 @@ class Watched:
         made: the batch.
         moved: names of the global generators that it drew from.
         after: their states afterwards, `randomness.packed`; None where nothing moved.
-        changed: the data set (or collate function) is not what it was when the worker began.
+        changed: the data set (or collate function) is not what it was when the worker began, or a
+            file that was open then is at another place.
     """
 
     made: Made
@@ -124,7 +126,7 @@ class Tried:
         busy: the share of them that is computing.
         batch_bytes: of its tensors.
         moved: names of the global generators that were drawn from.
-        changed: the data set changed by being asked.
+        changed: the data set changed by being asked, or the place of a file that was open.
         unseen: it holds more than can be looked at, or what cannot be looked into.
     """
 
@@ -147,11 +149,19 @@ class AsGivenWork:
         self._maker = maker
         self._beginning = beginning
         self._at_start: Inside = None
+        self._files: OpenFiles | None = None
+
+    def about_to_fork(self) -> None:
+        """See `Forked`. A DataLoader's own workers share what is open, as they always did."""
+        if self._beginning is None:
+            self._files = OpenFiles()
 
     def start(self, worker: int) -> None:
         """See `Work`."""
         if self._beginning is not None:
             self._beginning.start(worker)
+        if self._files is not None:
+            self._files.own(writable=True)
         self._at_start = self._inside()
 
     def _inside(self) -> Inside:
@@ -173,8 +183,13 @@ class AsGivenWork:
             made = Made(number, failure=(said(error), traceback.format_exc()))
         moved = randomness.touched(before)
         after = randomness.packed(randomness.save()) if moved else None
-        now = None if self._at_start is None else self._inside()  # there was too much to look at
-        return Watched(made, moved, after, changed=now is None or now != self._at_start)
+        return Watched(made, moved, after, changed=self._changed())
+
+    def _changed(self) -> bool:
+        if self._at_start is None:
+            return True  # there was too much to look at
+        read_on = self._files is not None and self._files.moved()
+        return read_on or self._inside() != self._at_start
 
     def failed(self, job: Any, error: Exception) -> Watched:
         """See `Work`."""
@@ -205,7 +220,6 @@ class AsGivenWork:
             size = times * held(made.batch).bytes
             if late:
                 break
-        now = self._inside()
-        unseen = now is None or alive(self._maker.dataset, self._maker.collate_fn)
+        unseen = self._at_start is None or alive(self._maker.dataset, self._maker.collate_fn)
         moved = randomness.touched(before)
-        return Tried(batch_s, busy, size, moved, now != self._at_start, unseen)
+        return Tried(batch_s, busy, size, moved, self._changed(), unseen)

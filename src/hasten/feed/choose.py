@@ -15,6 +15,7 @@ from hasten.feed.forking import no_workers_here
 from hasten.feed.harmless import harmless
 from hasten.feed.measure import workers_for
 from hasten.feed.moves import Moves
+from hasten.feed.openfiles import SHARED
 from hasten.feed.options import Options
 from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan, duration
@@ -144,6 +145,11 @@ class Planner:
             if alone:
                 return Plan(name="inline", reason=f"{why}, but {alone}")
             return sizing.processes(count, why)
+        if sizing.held and (maker.fetch is not None or not self._several):
+            why = SHARED.format(sizing.held)
+            if maker.fetch is not None:
+                return sizing.by_threads(runtime.cores(), why)
+            return Plan(name="inline", reason=why)
         cost, count = sizing.cost, sizing.count
         if cost is None:
             return Plan(name="inline", reason="no sample could be measured")
@@ -156,7 +162,9 @@ class Planner:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
         have, waits = runtime.cores(), cost.waits
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
-        if maker.fetch is not None and (waits or cost.cut or free > _FREE or have == 1):
+        if maker.fetch is not None and (
+            waits or cost.cut or cost.shares or free > _FREE or have == 1
+        ):
             if not waits:
                 return sizing.by_threads(have, each)
             wanted = min(MOST_WORKERS, workers_for(have, cost.busy))

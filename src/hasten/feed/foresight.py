@@ -24,6 +24,7 @@ from hasten.feed.forking import no_workers_here, refuse_workers_here
 from hasten.feed.inside import inside
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.measure import workers_for
+from hasten.feed.openfiles import SHARED, held
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.pool import DiedError, Pool
@@ -212,6 +213,9 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline("samples are made here, as processes begin by running the script again")
     if inside(maker.dataset, maker.collate_fn) is None:
         return _inline("what the data set holds is too much to watch for changes")
+    connected = held(maker.dataset, maker.collate_fn)
+    if connected:
+        return _inline(SHARED.format(connected))
     foreseen = order.foreseen()
     if foreseen is None:
         return _inline("its sampler cannot be copied")
@@ -266,7 +270,9 @@ def _unfit(moved: frozenset[str], changed: bool) -> str:
     if moved:
         names = " and ".join(sorted(moved))
         return f"its samples draw from the generator of {names}, between the loop's own draws"
-    return "its data set changes when it is asked for samples" if changed else ""
+    if changed:
+        return "its data set changes when it is asked for samples, or reads on in an open file"
+    return ""
 
 
 def _inline(reason: str) -> Plan:

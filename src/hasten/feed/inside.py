@@ -131,12 +131,12 @@ def _cell(cell: Any) -> Any:
 
 def alive(*objects: Any) -> bool:
     """Whether a Python generator is among what they hold: how far it has come is not seen."""
-    return any(isinstance(item, types.GeneratorType) for item in _walk(objects))
+    return any(isinstance(item, types.GeneratorType) for item in walk(objects))
 
 
 def bulky(*objects: Any) -> list[Any]:
     """Among what they hold, the large tensors and arrays and the long containers."""
-    return [item for item in _walk(objects) if _large(item)]
+    return [item for item in walk(objects) if _large(item)]
 
 
 def _large(item: Any) -> bool:
@@ -147,12 +147,17 @@ def _large(item: Any) -> bool:
     return isinstance(item, (dict, list, tuple, set, frozenset)) and len(item) > _LONG
 
 
-def _walk(objects: Any) -> Iterator[Any]:
+def walk(objects: Any, past: tuple[type, ...] = ()) -> Iterator[Any]:
+    """All that these objects hold, themselves among it; the first few thousand.
+
+    Args:
+        past: of these kinds, none is given nor looked into.
+    """
     look = _Look([])
     todo, seen = list(objects), set[int]()
     while todo and len(seen) < _MOST:
         item = todo.pop()
-        if isinstance(item, _PLAIN) or id(item) in seen:
+        if isinstance(item, (*_PLAIN, *past)) or id(item) in seen:
             continue
         seen.add(id(item))
         yield item

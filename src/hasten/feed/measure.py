@@ -49,6 +49,7 @@ class Measured:
         bytes: of the tensors and arrays in one sample.
         draws: the global random generators that samples or the collate function drew from.
         opens: files that samples opened and left open; workers that are forked would share them.
+        shares: they read on in files that were open already, which forked workers would share.
         steady: an index gives the same sample each time it is asked for, with the global
             generators seeded alike.
         cut: the trial took too long and was ended.
@@ -62,6 +63,7 @@ class Measured:
     bytes: int = 0
     draws: frozenset[str] = frozenset()
     opens: bool = False
+    shares: bool = False
     steady: bool = True
     cut: bool = False
 
@@ -69,6 +71,11 @@ class Measured:
     def busy(self) -> float:
         """Share of a sample's time in which it computes; the rest it waits, as for a disk."""
         return min(1.0, self.cpu_seconds / self.seconds) if self.seconds > 0 else 1.0
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers that are forked now or later may make them, for all that was seen."""
+        return self.steady and not self.opens and not self.shares
 
     @property
     def waits(self) -> bool:

@@ -85,7 +85,7 @@ class Moves:
     def _apart(self) -> Measured | None:
         """What samples cost, where processes may make them; else None."""
         cost = self._sizing.seen
-        if cost is None or cost.opens or not cost.steady or "processes" in self._unfit:
+        if cost is None or not cost.forks or "processes" in self._unfit:
             return None
         return cost
 

@@ -24,6 +24,7 @@ from hasten.feed.channel import Channel, ready
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import REMEDIES, interrupts_held_back, room_for, unwarned
 from hasten.feed.obituary import NOT_BEGUN, obituary
+from hasten.feed.openfiles import Forked
 from hasten.feed.parcel import Parcel, opened
 from hasten.feed.segments import Borrowed
 from hasten.feed.serving import END, GRACE_S, LOOK_S, Resizable, Resized, Work, serve
@@ -231,6 +232,8 @@ class Pool:
             mine, theirs = Channel.pair()
         _mine.add(mine)
         forked = self._context.get_start_method() == "fork"
+        if forked and isinstance(self._work, Forked):
+            self._work.about_to_fork()
         process = self._context.Process(
             target=serve,
             args=(

@@ -17,6 +17,7 @@ from hasten.devices import runtime
 from hasten.feed.apart import measure_apart
 from hasten.feed.forking import no_workers_here
 from hasten.feed.measure import Measured, workers_for
+from hasten.feed.openfiles import READ_ON, held
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Maker
@@ -66,6 +67,11 @@ class Sizing:
         )
         return self._cost
 
+    @cached_property
+    def held(self) -> str:
+        """What the data set holds that no fork may use: neither a trial nor workers; "" if none."""
+        return held(self.options.dataset, self.options.collate_fn)
+
     @property
     def count(self) -> int:
         """Samples of the data set; 0 where it does not say."""
@@ -109,7 +115,7 @@ class Sizing:
 
     def by_processes(self, cost: Measured, reason: str, *, most: int = MOST_WORKERS) -> Plan:
         """As many workers as there are cores, or more where they mostly wait; `most` at most."""
-        alone = no_workers_here()
+        alone = no_workers_here() or (READ_ON if cost.shares else "")
         if alone:
             return _inline(reason, alone)
         have, size = runtime.cores(), self.size

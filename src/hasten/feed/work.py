@@ -15,6 +15,7 @@ from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.describe import ON_HOST, on_device, text_of
 from hasten.feed.keys import WORKERS, mix
+from hasten.feed.openfiles import OpenFiles
 from hasten.feed.parcel import OnDeviceError
 from hasten.feed.samples import Made, Maker
 
@@ -96,9 +97,16 @@ class MapWork:
     def __init__(self, maker: Maker, beginning: Beginning) -> None:
         self._maker = maker
         self._beginning = beginning
+        self._files: OpenFiles | None = None
+
+    def about_to_fork(self) -> None:
+        """See `Forked`."""
+        self._files = OpenFiles()
 
     def start(self, worker: int) -> None:
         """See `Work`."""
+        if self._files is not None:
+            self._files.own()
         self._beginning.start(worker)
 
     def resized(self, workers: int) -> None:
