@@ -14,6 +14,7 @@ from hasten.feed.choose import Planner
 from hasten.feed.foresight import tried
 from hasten.feed.options import Options
 from hasten.feed.originals import plan_of
+from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan
 from hasten.feed.recognise import recognise
 from hasten.feed.tables import Table
@@ -65,29 +66,21 @@ class Faithful:
         Raises:
             UsageError: one was asked for that cannot keep the results.
         """
-        plan = self._of_host(device)
-        given = self._options.device_transform is not None and device is not None
-        plan = replace(plan, transformed=given)
-        if device is None or runtime.is_host(device):
-            pin = self._loader.pin_memory and runtime.accelerator() is not None
-            return replace(plan, pinned=bool(pin))
-        if plan.name == "resident":
+        plan = to_place(self._of_host(device), self._options, device)
+        if not plan.ahead_batches:
             return plan
-        pinned = runtime.can_pin(device)
-        most, blocked = self._copies(plan, device, pinned=pinned)
-        return replace(plan, pinned=pinned, copied=True, ahead_batches=most, blocked=blocked)
+        most = self._most_ahead(plan)
+        return replace(plan, ahead_batches=most, blocked=plan.blocked if most else _WHEN_ASKED)
 
-    def _copies(self, plan: Plan, device: torch.device, *, pinned: bool) -> tuple[int, str]:
-        """How many batches are copied ahead, the one asked for among them; else why none is."""
-        if not runtime.can_overlap(device) or runtime.stream(device) is None:
-            return 0, f"{device.type} has no asynchronous copies that are safe"
+    def _most_ahead(self, plan: Plan) -> int:
+        """How many batches' copies may be queued, the one asked for among them."""
         drawn = self._order.ahead
         if drawn and not self.left:
-            return min(2, drawn), ""
+            return min(2, drawn)
         if self.ahead and plan.name in ("processes", "gather"):
-            return 2, ""
+            return 2
         # From memory that is no one else's: a copy under way sees nothing that is written later.
-        return (1, "") if pinned else (0, _WHEN_ASKED)
+        return 1 if plan.pinned else 0
 
     def without(self, plan: Plan, trouble: str) -> Plan:
         """The plan for the rest, after this one turned out not to suit: as DataLoader does it."""
@@ -101,7 +94,7 @@ class Faithful:
             prefetch_batches=0,
             ahead_batches=beside,
             copied=copied,
-            blocked="" if beside else _WHEN_ASKED,
+            blocked=plan.blocked or ("" if beside else _WHEN_ASKED),
         )
 
     def _of_host(self, device: torch.device | None) -> Plan:

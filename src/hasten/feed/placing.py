@@ -15,13 +15,14 @@ def to_place(plan: Plan, options: Options, device: torch.device | None) -> Plan:
     """The plan, with how its batches come to this device (None: they stay on the host)."""
     transformed = options.device_transform is not None and device is not None
     if device is None or runtime.is_host(device):
-        pin = options.pin_memory is True and runtime.accelerator() is not None
+        there = runtime.accelerator()
+        pin = options.pin_memory is True and there is not None and runtime.can_pin(there)
         said = "" if device is None else "the loop computes in host memory: nothing is copied"
         return replace(plan, pinned=pin, transformed=transformed, blocked=said)
     if plan.name == "resident":
         return replace(plan, transformed=transformed)
     can_pin = runtime.can_pin(device)
-    pin = can_pin if options.pin_memory == "auto" else bool(options.pin_memory)
+    pin = can_pin and options.pin_memory is not False
     beside = runtime.can_overlap(device)
     ahead = 2 if beside and runtime.stream(device) is not None else 0
     return replace(

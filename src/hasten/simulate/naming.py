@@ -185,8 +185,26 @@ def _check_generator(out: Any) -> None:
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
+_READ_NOTHING = {
+    *(
+        "__get__",
+        "__len__",
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "data_ptr",
+    ),
+    *("storage_offset", "untyped_storage", "is_contiguous", "is_floating_point", "is_complex"),
+    *("is_pinned", "pin_memory", "is_conj", "is_neg", "is_inference", "detach", "requires_grad_"),
+}
+"""Methods that ask of a tensor, or change, what is not its values."""
+
+
 def _reads(session: Any, func: Any, args: tuple[Any, ...]) -> None:
-    if getattr(func, "__name__", "") in ("__get__", "pin_memory", "is_pinned", "size", "dim"):
+    if getattr(func, "__name__", "") in _READ_NOTHING:
         return
     for x in args:
         for y in x if isinstance(x, (list, tuple)) else (x,):

@@ -310,3 +310,61 @@ def test_a_full_device_is_not_mistaken_for_a_thing_that_cannot_move():
 
 def test_it_is_public():
     assert hasten.move is move
+
+
+class Asked(torch.Tensor):
+    """Notes how it was to be moved, and stays where it is."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+    def to(self, device, non_blocking=False):
+        moves.append(non_blocking)
+        return self
+
+    def is_pinned(self):
+        return True
+
+
+class AskedOnHost(Asked):
+    device = CPU
+
+
+moves = []
+
+
+class Own:
+    def to(self, device, non_blocking=False):
+        moves.append(non_blocking)
+        return self
+
+
+@pytest.mark.parametrize("wanted", [None, True, False])
+@pytest.mark.parametrize(
+    ("target", "overlaps"),
+    [("cpu", False), ("mps", False), ("cuda", True), ("xpu", True), ("privateuseone", True)],
+)
+def test_the_host_waits_where_it_must(target, overlaps, wanted):
+    """What is copied to it may be read at once; Apple's GPUs read what has changed by then."""
+    moves.clear()
+    tensor = torch.ones(2).as_subclass(Asked if target == "cpu" else AskedOnHost)
+    move({"x": [tensor], "own": Own()}, torch.device(target, 0), non_blocking=wanted)
+    assert moves == [overlaps and wanted is not False] * 2
+
+
+def test_what_is_not_pinned_is_waited_for_where_nobody_asked_otherwise(monkeypatch):
+    moves.clear()
+    monkeypatch.setattr(AskedOnHost, "is_pinned", lambda tensor: False)
+    move(torch.ones(2).as_subclass(AskedOnHost), torch.device("cuda", 0))
+    assert moves == [False]
+
+
+def test_batches_come_back_whole():
+    """On the simulated device, which tells of what is read too early."""
+    with hasten.simulate() as simulation:
+        there = move({"x": torch.ones(9), "p": pack_sequence([torch.ones(3)])}, "cuda")
+        back = move(there, "cpu", non_blocking=True)
+        assert back["x"].tolist() == [1.0] * 9
+        assert back["p"].data.tolist() == [1.0] * 3
+        assert not [e for e in simulation.events if type(e).__name__ == "Hazard"]

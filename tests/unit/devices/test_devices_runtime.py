@@ -126,6 +126,26 @@ def test_an_absent_device_answers_every_question_with_nothing():
     assert not runtime.can_pin(absent)
 
 
+@pytest.mark.parametrize(
+    ("type_", "overlaps"),
+    [("cpu", False), ("mps", False), ("meta", False), ("cuda", True), ("xpu", True)],
+)
+def test_which_devices_copy_beside_their_computation(type_, overlaps, monkeypatch):
+    """None is here: PyTorch answers as if all were."""
+    monkeypatch.setattr(queues, "ask", lambda default, function, *given, **named: object())
+    monkeypatch.setattr(queues, "_pinning", lambda kind: True)
+    device = torch.device(type_, 0)
+    assert runtime.can_overlap(device) is overlaps
+    assert runtime.can_pin(device) is overlaps
+    assert (runtime.stream(device) is not None) is overlaps
+
+
+def test_nothing_is_pinned_for_a_simulated_device_that_is_gone():
+    with hasten.simulate():
+        assert runtime.can_pin(torch.device("cuda", 0))
+    assert runtime.can_pin(torch.device("cuda", 0)) is torch.cuda.is_available()
+
+
 def test_a_cuda_build_without_a_gpu_has_no_accelerator(monkeypatch):
     """There ``torch.accelerator`` names the compiled-for device unless it is told to look."""
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hasten
 from hasten.devices import runtime
-from hasten.feed import Loader, Plan, placing
+from hasten.feed import Loader, Plan
 from hasten.feed import place as place_module
 from hasten.feed.place import Ahead
 from hasten.simulate import Copy, DeviceSpec, Hazard, Sync
@@ -289,69 +289,3 @@ def test_a_loader_on_the_simulated_device_gives_what_the_host_gives() -> None:
                 assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
         assert not [event for event in simulation.events if isinstance(event, Hazard)]
         assert runtime.accelerator() is not None
-
-
-@pytest.mark.parametrize(
-    ("device", "options", "said"),
-    [
-        ("mps", {"pin": False, "can_pin": False, "ahead": 0}, "Apple's GPUs"),
-        ("meta", {"pin": False, "can_pin": False, "ahead": 0}, "no asynchronous copies"),
-        ("cuda", {"pin": False, "can_pin": True, "ahead": 2}, "pageable memory"),
-        ("cuda", {"pin": False, "can_pin": False, "ahead": 2}, "cannot be page-locked"),
-        ("cuda", {"pin": True, "can_pin": True, "ahead": 2}, ""),
-    ],
-)
-def test_why_copies_cannot_run_beside_the_computation(
-    device: str, options: dict[str, Any], said: str
-) -> None:
-    why = placing.why_not_beside(torch.device(device), **options)
-    assert (said in why) and bool(said) == bool(why)
-
-
-def test_explain_says_it() -> None:
-    dataset = TensorDataset(torch.arange(400.0).reshape(100, 4))
-    assert "nothing is copied" in Loader(dataset, 7).to("cpu").explain()
-    with hasten.simulate():
-        loader = Loader(dataset, 7, plan="gather", pin_memory=False)
-        assert "pin_memory=False" in loader.to("cuda").explain()
-        assert "do not run beside" not in Loader(dataset, 7, plan="gather").to("cuda").explain()
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "said"),
-    [
-        ({"copy_engines": 0}, {}, "has no copy engine of its own"),
-        ({"copy_engines": 2}, {}, ""),
-        ({"copy_engines": None}, {}, ""),
-        ({"can_pin": False}, {}, "memory cannot be page-locked for cuda:0"),
-        ({"stream": None}, {}, "cuda:0 gives no second queue"),
-        ({"stream": None, "can_overlap": False}, {}, "cuda has no asynchronous copies"),
-        ({}, {"pin_memory": False}, "a copy from pageable memory holds up the host"),
-    ],
-)
-def test_explain_tells_each_reason(
-    change: dict[str, Any], options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hasten.simulate():
-        for name, value in change.items():
-            monkeypatch.setattr(runtime, name, lambda device, value=value: value)
-        loader = Loader(TensorDataset(torch.ones(9)), 2, plan="gather", **options).to("cuda")
-        told = [line for line in loader.explain().splitlines() if "do not run beside" in line]
-        assert len(told) == bool(said) and all(said in line for line in told)
-
-
-def test_explain_tells_of_apple_s_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is here: what is asked of it is answered as it would be."""
-    monkeypatch.setattr(runtime, "memory", lambda device: None)
-    loader = Loader(TensorDataset(torch.ones(9)), 2, plan="gather")
-    told = loader.explain(torch.device("mps", 0))
-    assert "non-blocking copy may read memory that has changed" in told
-    assert "pin " not in told and "ahead of the loop" not in told
-
-
-def test_a_device_without_a_second_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    with hasten.simulate():
-        monkeypatch.setattr(runtime, "stream", lambda device: None)
-        plan = Loader(TensorDataset(torch.ones(9)), 2, plan="gather").to("cuda").plan
-        assert plan.ahead_batches == 0
-        assert "no second queue" in plan.explain()

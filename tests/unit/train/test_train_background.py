@@ -15,6 +15,8 @@ import torch
 from train_helpers import QUIET, assert_same, loader, mlp, sgd, state, trainer
 
 import hasten
+from hasten.devices import runtime
+from hasten.simulate import Hazard
 from hasten.train import checkpoint, unpickle
 from hasten.train.background import Background
 from hasten.train.buffers import HostBuffers
@@ -293,10 +295,12 @@ def test_work_is_done_in_turn_and_its_error_told_once() -> None:
     assert not background.busy
 
 
-def test_from_a_device_a_copy_is_of_how_it_was_when_it_was_queued() -> None:
-    from hasten.devices import runtime
+def _read_before_it_was_there(simulation: Any) -> list[Hazard]:
+    return [event for event in simulation.events if isinstance(event, Hazard)]
 
-    with hasten.simulate():
+
+def test_from_a_device_a_copy_is_of_how_it_was_when_it_was_queued() -> None:
+    with hasten.simulate() as simulation:
         device = runtime.accelerator()
         assert device is not None
         tensor = torch.arange(6.0).to(device)
@@ -308,3 +312,28 @@ def test_from_a_device_a_copy_is_of_how_it_was_when_it_was_queued() -> None:
         buffers.wait()
         assert copied.is_pinned()
         assert copied.tolist() == [0, 1, 2, 3, 4, 5]
+        assert _read_before_it_was_there(simulation) == []
+
+
+def test_a_copy_that_is_not_waited_for_is_not_there_yet() -> None:
+    """What the test above would catch."""
+    with hasten.simulate() as simulation:
+        buffers = HostBuffers()
+        buffers.begin()
+        copied = buffers.copy(torch.arange(6.0).cuda())
+        buffers.end()
+        copied.tolist()
+        assert [h.kind for h in _read_before_it_was_there(simulation)] == ["read-before-sync"]
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_run_s_checkpoint_is_written_of_copies_that_are_there(
+    background: bool, tmp_path: Path
+) -> None:
+    with hasten.simulate() as simulation:
+        run = hasten.Run(**QUIET | {"device": "cuda"}, folder=tmp_path / "run")
+        train(run, 1, {2: lambda: run.save(wait=not background)})
+        kept = state(run.modules[0])
+        assert _read_before_it_was_there(simulation) == []
+        found = checkpoint.load(checkpoint.find(tmp_path / "run"), map_location="cpu")
+        assert_same(found.model, {name: value.cpu() for name, value in kept.items()})
