@@ -27,7 +27,6 @@ Clock = Callable[[], float]
 
 _START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes to pay
 _RESIDENT_SHARE = 0.25  # of the device's free memory
-_MOST_THREADS = 8
 _FREE = 0.75  # share of the time that the interpreter's lock must be free, for threads to pay
 _WAITS = "mostly waiting"
 _UNSTEADY = (
@@ -171,7 +170,7 @@ class Planner:
             return sizing.by_threads(wanted, f"{each}, {_WAITS}")
         if maker.fetch is None and not cost.draws and self._several:
             if waits:
-                wanted = min(_MOST_THREADS, workers_for(have, cost.busy))
+                wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
             if cost.free is not None and cost.free > _FREE and have > 1:
                 return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")

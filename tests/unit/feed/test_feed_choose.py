@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -229,3 +230,31 @@ def test_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_durations() -> None:
     found = [duration(s) for s in (4e-7, 1.25e-5, 3.6e-4, 2e-3, 0.5, 1.3, 250)]
     assert found == ["0.4 µs", "12 µs", "360 µs", "2 ms", "500 ms", "1.3 s", "250 s"]
+
+
+class Harmless(torch.utils.data.Dataset[Any]):
+    """Samples whose code leaves nothing behind, so that several threads may make them."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0)
+        return torch.full((3, 32, 32), index / 1024), index % 10
+
+
+def test_samples_that_mostly_wait_start_with_threads_enough_to_keep_the_cores_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer with sixteen of them was faster than eight that are told to grow."""
+    for busy, threads in ((0.4, 10), (0.1, 16)):
+
+        def waiting(maker: Maker, count: int, batch: int, *_: Any, **options: Any) -> Any:
+            found = measure(maker, count, batch)
+            taken = {"seconds": 2e-3, "cpu_seconds": 2e-3 * busy}  # noqa: B023
+            return found and replace(found, **taken)
+
+        monkeypatch.setattr(sizing_module, "measure_apart", waiting)
+        plan = Loader(Harmless(), 16).plan
+        assert (plan.name, plan.workers) == ("threads", threads), str(plan)
+        assert "mostly waiting" in str(plan)
