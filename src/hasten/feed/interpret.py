@@ -93,7 +93,9 @@ class _Reader:
     def attribute(self, owner: Any, name: str) -> Any:
         """An attribute of an object that is the same for all samples; it is remembered."""
         found = attribute(owner, name)
-        if not isinstance(found, types.MethodType):
+        if isinstance(found, types.MethodType):  # a new one each time, over the same function
+            self.held.append((lambda: attribute(owner, name).__func__, found.__func__))
+        else:
             self.held.append((partial(attribute, owner, name), found))
         return found
 

@@ -117,6 +117,23 @@ class Scaled(Arrays):
         return self.x[index] * self.scale, self.y[index]
 
 
+class ByMethod(Arrays):
+    """Has one of its methods in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = self.plain
+
+    def plain(self, index: int) -> Any:
+        return self.x[index]
+
+    def doubled(self, index: int) -> Any:
+        return self.x[index] * 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self.row(index), self.y[index]
+
+
 def of_array() -> TensorDataset:
     """Tensors over the memory of NumPy arrays."""
     x, y = points()[:]
@@ -163,7 +180,11 @@ def set_setting(data: Any, call: int) -> None:
     SETTINGS.scale = 1 + call / 10  # type: ignore[attr-defined]
 
 
-def stop_early(data: Any, call: int) -> None:
+def take_other_method(data: Any, call: int) -> None:
+    data.row = data.doubled if call % 3 else data.plain
+
+
+def turn_around(data: Any, call: int) -> None:
     if call > CALLS:
         data.tensors = tuple(t.flip(0) for t in data.tensors)
 
@@ -182,7 +203,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any, int], None]]] = {
     ),
     "an attribute": (Scaled, set_scale),
     "a module's variable": (BySettings, set_setting),
-    "all tensors": (points, stop_early),
+    "a method": (ByMethod, take_other_method),
+    "all tensors": (points, turn_around),
 }
 
 
