@@ -493,8 +493,18 @@ def rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def journey(folder: Path | None, *, stop: int = 0, dropout: float = 0.0, **options: Any) -> Any:
-    """Train for 4 epochs of 6 steps; a signal to the last process stops it at a step."""
+def journey(
+    folder: Path | None,
+    *,
+    stop: int = 0,
+    dropout: float = 0.0,
+    plain: bool = False,
+    **options: Any,
+) -> Any:
+    """Train for 4 epochs of 6 steps; a signal to the last process stops it at a step.
+
+    `plain` takes a DataLoader of whole tensors.
+    """
     torch.manual_seed(1)
     layers = nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
     model = nn.Sequential(*layers, nn.LayerNorm(3))  # three of its tensors have one shape
@@ -508,14 +518,16 @@ def journey(folder: Path | None, *, stop: int = 0, dropout: float = 0.0, **optio
         **OPTIONS | options,
     )
     noted = Noted()
+    given = DataLoader(data(), 8, shuffle=True) if plain else loader("inline", noted)
     try:
-        result = trainer.fit(loader("inline", noted), epochs=4)
+        result = trainer.fit(given, epochs=4)
     except hasten.Interrupted as error:
         assert trainer.run is not None
         return {"stopped": trainer.run.global_step, "status": error.exit_status}
     assert trainer.run is not None
     state = trainer.run.strategy.whole(weights.state_of(model))
-    return {"state": state, "losses": [e.loss for e in result.history], "order": noted.asked}
+    losses = [epoch.loss for epoch in result.history]
+    return {"state": state, "losses": losses, "order": noted.asked, "feed": result.feed}
 
 
 class StopsReading(torch.utils.data.Dataset[Any]):
@@ -636,6 +648,10 @@ def journeys(target: Path) -> dict[str, Any]:
         "fsdp damaged": journey(damaged("fsdp", "f"), resume=True, strategy="fsdp"),
         "alone to ddp": journey(copied("alone", "d"), resume=True),
         "alone to fsdp": journey(copied("alone", "e"), resume=True, strategy="fsdp"),
+        "plain": journey(None, plain=True),
+        "plain stopped": journey(target / "plain", stop=8, plain=True),
+        "plain gone on": journey(copied("plain", "g"), plain=True, resume=True),
+        "plain, alone to ddp": journey(copied("plain alone", "h"), plain=True, resume=True),
     }
 
 

@@ -40,6 +40,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes has come to."""
     folder = tmp_path_factory.mktemp("ranks")
     assert rank_cases.journey(folder / "alone", stop=8)["stopped"] == 8
+    assert rank_cases.journey(folder / "plain alone", stop=8, plain=True)["stopped"] == 8
     done = launch(str(HERE / "rank_cases.py"), str(folder))
     assert done.returncode == 0, done.stderr[-8000:]
     found = [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
@@ -217,6 +218,24 @@ def test_a_run_goes_on_by_another_strategy_and_other_processes(
     several: list[dict[str, Any]], name: str
 ) -> None:
     alone, found = rank_cases.journey(None), several[0]["journeys"][name]
+    for key in ("state", "losses"):
+        torch.testing.assert_close(found[key], alone[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "plain gone on", "plain, alone to ddp"])
+def test_a_dataloader_is_fed_and_gone_on_with(several: list[dict[str, Any]], name: str) -> None:
+    alone = rank_cases.journey(None, plain=True)
+    for rank in several:
+        found = rank["journeys"][name]
+        assert found["feed"].startswith("gather, 1 thread - 43 samples in memory")
+        for key in ("state", "losses"):
+            torch.testing.assert_close(found[key], alone[key], rtol=0, atol=1e-6)
+
+
+def test_one_process_goes_on_with_the_dataloader_of_several(several: list[dict[str, Any]]) -> None:
+    assert several[0]["journeys"]["plain stopped"]["stopped"] >= 8
+    alone = rank_cases.journey(None, plain=True)
+    found = rank_cases.journey(several[0]["folder"] / "plain", plain=True, resume=True)
     for key in ("state", "losses"):
         torch.testing.assert_close(found[key], alone[key], rtol=0, atol=1e-6)
 
