@@ -186,7 +186,7 @@ taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (200 << 20),) * 2)
 """
     seen = _run(OWN, TWO, TAKEN_TWO, before=before)
-    assert seen["free"] <= 200 << 20
+    assert seen["free"] <= 208 << 20, "the process may have given some back by then"
     assert [each[1] for each in seen["found"][1:]] == [2, 2]
 
 
