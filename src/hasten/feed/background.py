@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.depth import Depth
 from hasten.feed.describe import late, text_of
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import room_for
@@ -49,7 +49,7 @@ class Background:
         self._plan = plan
         self._order = order
         self._report = report
-        self._batch_bytes = 0
+        self._depth = Depth(plan)
         self.unfit = ""
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
@@ -57,13 +57,17 @@ class Background:
         numbered = enumerate(self._order.batches(epoch, first), first)
         jobs: deque[_Job] = deque()
         with _Thread(self._maker) as thread:
-            while True:
-                while not self.unfit and (not jobs or len(jobs) <= self._ahead()):
+
+            def fill(count: int) -> None:
+                while not self.unfit and len(jobs) < count:
                     number, indices = next(numbered, (-1, None))
                     if number < 0:
-                        break
+                        return
                     jobs.append(_Job(epoch, number, indices))
                     thread.add(jobs[-1])
+
+            while True:
+                fill(1 + self._depth.batches)
                 if not jobs:
                     return
                 job = jobs.popleft()
@@ -80,14 +84,10 @@ class Background:
                 for index, message in made.skipped:
                     self._report(index, message)
                 if not made.empty:
-                    size = held(made.batch).bytes
-                    self._batch_bytes = max(self._batch_bytes, size)
+                    self._depth.saw(made.batch)
+                    fill(self._depth.batches)  # which were fewer while nothing was known
                     yield made.number, made.batch, indices
                 del made  # else the loop's batch lives on while the next is made
-
-    def _ahead(self) -> int:
-        by_bytes = self._plan.prefetch_bytes // max(1, self._batch_bytes)
-        return max(1, min(self._plan.prefetch_batches, by_bytes))
 
     def close(self) -> None:
         """See `Source`."""

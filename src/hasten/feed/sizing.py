@@ -96,7 +96,14 @@ class Sizing:
     def threads(self, count: int, reason: str) -> Plan:
         """So many threads."""
         ahead = max(2, count) if self.maker.fetch is not None or count > 1 else 4
-        return Plan(name="threads", reason=reason, workers=count, prefetch_batches=ahead)
+        size = 0 if self._cost is None else self._cost.bytes * self.size
+        return Plan(
+            name="threads",
+            reason=reason,
+            workers=count,
+            prefetch_batches=ahead,
+            batch_bytes=size,
+        )
 
     def by_threads(self, wanted: int, reason: str) -> Plan:
         """So many threads, or as many as there is memory for."""

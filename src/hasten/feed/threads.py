@@ -12,6 +12,7 @@ import torch
 
 from hasten.errors import DataError
 from hasten.feed.buffers import Ring, array
+from hasten.feed.depth import Depth
 from hasten.feed.describe import late
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import room_for
@@ -43,7 +44,7 @@ class Threads:
         self._plan = plan
         self._order = order
         self._report = report
-        self._batch_bytes = 0
+        self._depth = Depth(plan)
         self._memory = _Memory(plan)
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
@@ -51,29 +52,30 @@ class Threads:
         numbered = enumerate(self._order.batches(epoch, first), first)
         jobs: deque[_Job] = deque()
         with _Pool(self._plan.workers) as pool:
-            while True:
-                while not jobs or len(jobs) <= self._ahead():
+
+            def fill(count: int) -> None:
+                while len(jobs) < count:
                     number, indices = next(numbered, (-1, None))
                     if number < 0:
-                        break
+                        return
                     listed = self._maker.listed(indices)
                     jobs.append(_Job(self._maker, self._memory, epoch, number, listed))
                     pool.add(jobs[-1])
+
+            while True:
+                fill(1 + self._depth.batches)
                 if not jobs:
                     return
                 job = jobs.popleft()
                 if not pool.wait(job, self._timeout_s):
                     raise DataError(late("threads", self._timeout_s))
                 item = self._item(job)
-                self._batch_bytes = job.bytes
                 del job
                 if item is not None:
+                    self._depth.saw(item[1])
+                    fill(self._depth.batches)  # which were fewer while nothing was known
                     yield item
                     del item  # else its memory could not be used for the next batch
-
-    def _ahead(self) -> int:
-        by_bytes = self._plan.prefetch_bytes // max(1, self._batch_bytes)
-        return max(1, min(self._plan.prefetch_batches, by_bytes))
 
     def _item(self, job: _Job) -> Item | None:
         for place, error in sorted(job.errors.items()):
@@ -152,12 +154,6 @@ class _Job:
         self.rest: dict[int, Any] = {}
         self.raw: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Of the tensors in it."""
-        columns = filter(lambda column: column is not None, self.columns or ())
-        return sum(c.numel() * c.element_size() for c in columns if c is not None)
 
     def run(self, place: int) -> None:
         """Make one sample (in a thread of the pool)."""

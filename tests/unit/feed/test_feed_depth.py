@@ -1,16 +1,17 @@
-"""Batches that worker processes make ahead of the loop are bounded in bytes, as the plan says."""
+"""Batches that workers make ahead of the loop are bounded in bytes, as the plan says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from hasten.feed import Loader
+from hasten.feed import Loader, background, threads
 from hasten.feed.jobs import Bound
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
@@ -91,6 +92,54 @@ def test_no_more_is_under_way_than_the_plan_says(
     if data is LargeStream and most > WORKERS:
         most -= most % WORKERS  # as many of each reader, whose turns come round
     assert (watch.at_first, watch.most) == (at_first, most)
+
+
+class LargeByKey(Large):
+    def fetch(self, index: int, key: int) -> torch.Tensor:
+        return self[index]
+
+
+def _named(samples: list[torch.Tensor]) -> Any:
+    return SimpleNamespace(samples=torch.stack(samples))
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_first", "most"),
+    [
+        ({"prefetch_bytes": 5 * MIB}, None, 6),
+        ({"prefetch_bytes": MIB // 2}, None, 2),  # the one asked for, and one that is made
+        ({"prefetch_bytes": 1 << 30}, None, WORKERS * EACH + 1),
+        ({"prefetch_bytes": 5 * MIB, "batch_bytes": 2 * MIB}, 3, 3),
+    ],
+)
+@pytest.mark.parametrize("collate", [None, _named])
+@pytest.mark.parametrize("data", [LargeByKey, Large])
+def test_threads_keep_to_it_too(
+    data: Any,
+    collate: Any,
+    changes: dict[str, int],
+    at_first: int | None,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind: Any = threads._Pool if data is LargeByKey else background._Thread
+    workers = 2 if data is LargeByKey else 1
+    add, wait, added, seen = kind.add, kind.wait, [0], []
+
+    def adding(pool: Any, job: Any) -> None:
+        added[0] += 1
+        add(pool, job)
+
+    def waiting(pool: Any, job: Any, timeout_s: float) -> bool:
+        seen.append(added[0] - len(seen))
+        return bool(wait(pool, job, timeout_s))
+
+    monkeypatch.setattr(kind, "add", adding)
+    monkeypatch.setattr(kind, "wait", waiting)
+    loader = Loader(data(), 1, plan="threads", num_workers=workers, collate_fn=collate)
+    with _bounded(loader, **changes):
+        assert len(list(loader)) == 40
+    assert (seen[0], max(seen[1:])) == (at_first or workers + 1, most)
 
 
 def test_where_the_size_of_a_batch_was_measured_it_bounds_the_first_ones_too(

@@ -75,7 +75,7 @@ def test_no_more_is_made_ahead_than_the_plan_says() -> None:
 
 def test_bytes_bound_it_too() -> None:
     dataset = Gated(100, open_from=0)
-    batches = _source(dataset, prefetch_batches=8, prefetch_bytes=2 * 4 * 60).batches(0, 0)
+    batches = _source(dataset, prefetch_batches=8, prefetch_bytes=2 * 4 * (60 + 8)).batches(0, 0)
     next(batches)  # at first the size of a batch is unknown
     for _ in range(12):
         next(batches)
