@@ -35,6 +35,29 @@ def array(tensor: torch.Tensor) -> Array:
     return tensor.view(_STAND_IN[tensor.element_size()]).numpy()
 
 
+def read_only(tensor: torch.Tensor) -> Array:
+    """The memory of a contiguous host tensor that is somebody's, for reading alone.
+
+    `Tensor.numpy` would note in it that NumPy may write there from now on (`Table.traceless`).
+    """
+    if not tensor.numel():
+        return array(torch.empty_like(tensor))
+    return np.asarray(_Lent(tensor))
+
+
+class _Lent:
+    """Keeps the tensor for as long as an array looks at it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "typestr": array(torch.empty(0, dtype=tensor.dtype)).dtype.str,
+            "version": 3,
+        }
+
+
 def tensor_of(values: Array, dtype: torch.dtype) -> torch.Tensor:
     """The tensor over an array that `array` (or a copy of what it gave) is."""
     found = torch.from_numpy(values)

@@ -21,6 +21,7 @@ from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, left_as_it_is
 
 _WHEN_ASKED = "a batch is made when the loop asks for it, to keep the results"
+_IN_NUMPY = "not ahead, as what is written to NumPy's memory leaves no trace"
 _BY_ASKING = "by Loader.from_dataloader"
 
 
@@ -77,7 +78,8 @@ class Faithful:
         drawn = self._order.ahead
         if drawn and not self.left:
             return min(2, drawn)
-        if self.ahead and plan.name in ("processes", "gather"):
+        traceless = plan.name == "gather" and self.table is not None and self.table.traceless
+        if self.ahead and plan.name in ("processes", "gather") and not traceless:
             return 2
         # From memory that is no one else's: a copy under way sees nothing that is written later.
         return 1 if plan.pinned else 0
@@ -139,19 +141,22 @@ class Faithful:
             )
         if self.table is None and asked == "auto":
             return None
-        if self.ahead or asked != "auto":
+        traceless = self.table is not None and self.table.traceless
+        if asked != "auto" or (self.ahead and not traceless):
             return Planner(options, self._maker, self.table).plan(device)
         if workers:
             # Its workers have copies of the tensors, which do not see what the loop writes to them.
             why = f"num_workers={workers} of the DataLoader; whole tensors, gathered"
             if not _forks(loader):
                 self.table = None
-                return plan_of(loader, f"{why} {_BY_ASKING}")
-            return plan_of(loader, f"{why} there, and {_BY_ASKING} without them")
+                return plan_of(loader, f"{why} {_IN_NUMPY if traceless else _BY_ASKING}")
+            more = _IN_NUMPY if traceless else f"{_BY_ASKING} without them"
+            return plan_of(loader, f"{why} there, and {more}")
         gather = Planner(replace(options, plan="gather"), self._maker, self.table).plan(device)
         if device is None or runtime.is_host(device):
             return gather
-        return replace(gather, reason=f"{gather.reason}; ahead or kept on {device} {_BY_ASKING}")
+        more = _IN_NUMPY if traceless else f"ahead or kept on {device} {_BY_ASKING}"
+        return replace(gather, reason=f"{gather.reason}; {more}")
 
 
 def _forks(loader: Any) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hasten.feed.buffers import read_only
+
 _MOST_BYTES = 1 << 24  # some 20 ms; starting workers anew costs little more
 
 
@@ -63,7 +65,7 @@ class _Pickler(pickle.Pickler):
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 raise _TooMuchError
             self._sink.take(value.numel() * value.element_size())
-            flat = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            flat = read_only(value.detach().contiguous().reshape(-1).view(torch.uint8))
             return str, (f"{value.dtype} {tuple(value.shape)} {zlib.crc32(flat.data)}",)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             self._sink.take(value.nbytes)

@@ -148,7 +148,10 @@ class Gather:
 
 
 class OnDevice:
-    """The plan `resident`: shuffling is an index on the device, where the data set is."""
+    """The plan `resident`: shuffling is an index on the device, where the data set is.
+
+    It is copied there once, or for each epoch where what is written to it leaves no trace.
+    """
 
     def __init__(self, table: Table, order: Order, device: torch.device) -> None:
         self._table = table
@@ -158,7 +161,8 @@ class OnDevice:
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        if self._resident is None or self._resident.source != self._table.versions():
+        last = self._resident.source if self._resident is not None else None
+        if self._resident is None or self._table.traceless or last != self._table.versions():
             self._resident = None  # its memory is free before the new copy is made
             self._resident = self._table.on(self._device)
         take, number, own = self._resident.batch, first, _own(self._order)

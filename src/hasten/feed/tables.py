@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hasten.feed.buffers import Array, array, tensor_of
+from hasten.feed.buffers import Array, array, read_only, tensor_of
 from hasten.feed.columns import Layout
 from hasten.feed.keys import Indices
 
@@ -44,7 +44,9 @@ class Table:
         self._holds = holds
         self._parts = parts
         self._order = order
-        self._arrays = [[array(c) if c.is_contiguous() else None for c in part] for part in parts]
+        self._arrays = [
+            [read_only(c) if c.is_contiguous() else None for c in part] for part in parts
+        ]
         self._starts = np.cumsum([0] + [len(part[0]) for part in parts])
         self.rows = int(self._starts[-1]) if order is None else len(order)
         self.row_bytes = sum(t[:1].numel() * t.element_size() for t in parts[0])
@@ -70,6 +72,13 @@ class Table:
     def tensor_bytes(self) -> int:
         """Bytes of all the tensors below, whether their rows are used or not."""
         return sum(t.numel() * t.element_size() for part in self._parts for t in part)
+
+    @property
+    def traceless(self) -> bool:
+        """Whether some of it lies in memory that is not PyTorch's alone: an array's, or one that
+        processes share, which can be written to without a version that counts it."""
+        every = [t for part in self._parts for t in part]
+        return not all(t.untyped_storage().resizable() for t in every)
 
     @property
     def exact(self) -> bool:

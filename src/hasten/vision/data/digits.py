@@ -40,7 +40,8 @@ def load_digits(
     fraction = DEFAULT_FRACTION if val_fraction is None else val_fraction
 
     def part(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(pixels[rows]), torch.from_numpy(labels[rows])
+        # In memory of their own, which a device need not be given again for each epoch.
+        return torch.tensor(pixels[rows]), torch.tensor(labels[rows])
 
     train, val = stratified(labels, fraction, seed)
     return from_tensors(

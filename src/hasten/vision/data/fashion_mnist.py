@@ -127,7 +127,7 @@ def load_fashion_mnist(
         content = idx.read_bytes(path, most=part.bytes)
         idx.check_sha256(content, part.sha256, path)
         array = idx.parse(content, dimensions=len(part.shape), path=path)
-        return torch.from_numpy(array.copy())
+        return torch.tensor(array)  # in memory of its own, as digits are
 
     # Gunzip and SHA-256 release the interpreter lock.
     with ThreadPoolExecutor(len(parts)) as pool:

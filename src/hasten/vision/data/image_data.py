@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
@@ -145,7 +144,7 @@ def check_augment(augment: str) -> None:
 
 
 def _counts(labels: Tensor, classes: int) -> tuple[int, ...]:
-    return tuple(np.bincount(labels.numpy(), minlength=classes).tolist())
+    return tuple(torch.bincount(labels, minlength=classes).tolist())
 
 
 def _resize(images: Tensor, size: int) -> Tensor:
