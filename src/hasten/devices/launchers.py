@@ -1,4 +1,4 @@
-"""How many processes a launcher has started on this machine, as the environment tells."""
+"""The processes that a launcher has started: how many are here, and which is this one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ _COUNTS = (
     "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )
+
+_NUMBERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+def is_first(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is the first of all that were started together, or alone."""
+    return next((environment[name] for name in _NUMBERS if name in environment), "0") == "0"
 
 
 def processes_here(environment: Mapping[str, str] = os.environ) -> int:

@@ -9,6 +9,7 @@ from itertools import islice
 
 import torch
 
+from hasten.feed import telling
 from hasten.feed.adapt import Watch
 from hasten.feed.choose import Planner
 from hasten.feed.executor import Executor, Items, Parts
@@ -69,6 +70,7 @@ class Feeds:
             self.close()
             self._planner = self._table = None
         feed = self._feed(device)
+        telling.begun(feed.executor.plan, self._options.dataset)
         host = self._host(feed, epoch, first)
         given = feed.executor.place(host, ahead, epoch)
         try:
@@ -101,7 +103,7 @@ class Feeds:
             watch = Watch(planner.moves, queued_s)
             found = _Feed(device, executor, parts, planner.moves, watch)
             self._feeds[device] = found
-            _log.info("feed: %s", plan)
+            telling.chosen(plan)
         return found
 
     def _new_planner(self) -> Planner:
@@ -160,7 +162,7 @@ class Feeds:
         step_s = watch.step_s
         if step_s is not None and feed.executor.plan.step_s is None:
             feed.executor.plan = replace(feed.executor.plan, step_s=step_s)
-            _log.info("feed: %s", feed.executor.plan)
+            telling.chosen(feed.executor.plan)
         yield from items
 
     def _decide(self, feed: _Feed, left: int | None) -> None:
@@ -171,7 +173,7 @@ class Feeds:
             return
         feed.executor.plan = new
         if old.step_s is None:
-            _log.info("feed: %s", new)
+            telling.chosen(new)
 
     def _change(self, feed: _Feed) -> None:
         old, new = feed.executor.plan, feed.wanted

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hasten.errors import DataError
-from hasten.feed import randomness
+from hasten.feed import randomness, telling
 from hasten.feed.asgiven import AsGiven
 from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws, Foreseen
@@ -69,7 +69,7 @@ class TakenFeeds:
         if device not in self._plans:
             with _unmoved():
                 self._plans[device] = self._planner.plan(device)
-            _log.info("feed: %s", self._plans[device])
+            telling.chosen(self._plans[device])
         return self._plans[device]
 
     def explain(self, device: Device) -> str:
@@ -95,6 +95,7 @@ class TakenFeeds:
             self._planner.table = None
         # Drawn from now on, not when the first batch is asked for: so does iter(loader).
         plan, order = self.plan(device), self._order
+        telling.begun(plan, self._options.dataset)
         if self._planner.left:
             with order.from_start(first) as (now, _):
                 batches = iter(self.original)

@@ -1,0 +1,43 @@
+"""The one line that says a plan and why: to the log, and to a person who looks at a terminal."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+from typing import Any
+
+from hasten.devices.launchers import is_first
+from hasten.feed.plan import Plan
+
+_log = logging.getLogger("hasten.feed")
+
+_told: set[tuple[str, str, int]] = set()
+"""What was said in this process: more Loaders of the same kind need no more lines."""
+
+
+def chosen(plan: Plan) -> None:
+    """Log a plan, where logging wants it."""
+    _log.info("feed: %s", plan)
+
+
+def begun(plan: Plan, dataset: Any) -> None:
+    """Write the line of a plan that begins to run to stderr, once, if a person looks there.
+
+    Not where logging says it, or was told not to; nor from the processes of a launcher but the
+    first, nor from worker processes, nor to files, pipes and captured output.
+    """
+    if _log.level != logging.NOTSET or _log.isEnabledFor(logging.INFO):
+        return
+    kind = (f"{type(dataset).__module__}.{type(dataset).__qualname__}", plan.name, plan.workers)
+    if kind in _told or not _somebody_looks():
+        return
+    _told.add(kind)
+    sys.stderr.write(f"feed: {plan}\n")
+
+
+def _somebody_looks() -> bool:
+    there: Any = sys.stderr  # None of a program without a console
+    if there is None or there.closed or not there.isatty():
+        return False
+    return multiprocessing.parent_process() is None and is_first()
