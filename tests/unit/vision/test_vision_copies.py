@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
+import logging
 import multiprocessing
 import os
 import pickle
@@ -161,6 +163,74 @@ def test_a_changed_picture_has_a_new_copy(store, tmp_path: Path) -> None:
     assert np.array_equal(after, decode_copy(path, size=32).content)
 
 
+def flat(path: Path, value: int, height: int, width: int, changed_ns: int) -> Path:
+    """A picture of one colour, without compression: as many bytes as any other of its size."""
+    Image.new("RGB", (width, height), (value, value, value)).save(path, compress_level=0)
+    os.utime(path, ns=(changed_ns, changed_ns))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "changed_ns"),
+    [
+        (80, 100, 1_000_000_001),  # the same number of bytes, a nanosecond later
+        (80, 101, 1_000_000_000),  # at the same time, of other bytes
+    ],
+)
+def test_a_picture_s_time_and_its_bytes_each_tell_of_a_change(
+    store, tmp_path: Path, height: int, width: int, changed_ns: int
+) -> None:
+    path = flat(tmp_path / "a.png", 10, 80, 100, 1_000_000_000)
+    before = path.stat()
+    copies = Copies(store, size=32, channels=3)
+    assert copies.of(str(path), name="a").content.max() == 10
+    flat(path, 200, height, width, changed_ns)
+    after = path.stat()
+    assert (after.st_size == before.st_size) != (after.st_mtime_ns == before.st_mtime_ns)
+    assert copies.of(str(path), name="a").content.min() == 200
+
+
+def test_size_and_channels_have_copies_of_their_own(store, tmp_path: Path) -> None:
+    path = str(noise(tmp_path / "a.jpg", 200, 240))
+    shapes = {
+        Copies(store, size=size, channels=channels).of(path, name="a").content.shape
+        for size, channels in [(32, 3), (40, 3), (32, 1)]
+    }
+    assert len(shapes) == 3
+
+
+def test_a_copy_has_its_name_when_it_is_whole_and_not_before(tmp_path: Path, monkeypatch) -> None:
+    store, name = on_disk(tmp_path), key(Path("a"))
+    store.put(name, copy_of(1))
+    opened, real = [], Path.open
+
+    class Watching:
+        def __init__(self, file, path: Path) -> None:
+            self.file, self.path = file, path
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.file.close()
+
+        def write(self, content: bytes) -> int:
+            opened.append(self.path)
+            assert store.get(name).content.max() == 1, "what was there before is whole"
+            if len(opened) <= 2:
+                assert not store._path(key(Path("b"))).exists()
+            return self.file.write(content)
+
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: Watching(real(self, *a, **k), self))
+    store.put(key(Path("b")), copy_of(3))
+    store.put(name, copy_of(2))
+    monkeypatch.undo()
+    assert len(opened) == 4, "header and pixels of both"
+    assert all(path.name.startswith(".part-") for path in opened)
+    assert store.get(name).content.max() == 2
+    assert store.get(key(Path("b"))).content.max() == 3
+
+
 def test_a_file_that_is_gone_or_broken_is_an_error_as_without(store, tmp_path: Path) -> None:
     copies = Copies(store, size=32, channels=3)
     path = noise(tmp_path / "a.jpg", 200, 240)
@@ -184,6 +254,50 @@ def test_memory_is_bounded() -> None:
     assert store.get(("0", 9, 2, 3, 4)) is not None
     again = pickle.loads(pickle.dumps(store))
     assert (again.limit_bytes, again.used_bytes) == (250, 0)
+
+
+class Kept(torch.utils.data.Dataset):
+    """Keeps each sample; tells the limit of the process that makes it."""
+
+    def __init__(self, store: InMemory) -> None:
+        self.store = store
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.store.put(key(Path(str(index))), copy_of(index))  # 105 bytes
+        assert self.store.used_bytes <= self.store.limit_bytes
+        return torch.tensor([self.store.limit_bytes, self.store.used_bytes])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes_share_out_the_memory_and_that_is_said(context: str, capfd) -> None:
+    store = InMemory(1000, say=never)
+    store.put(key(Path("here")), copy_of(1))
+    there = store.used_bytes if context == "fork" else 0
+    options = {"num_workers": 3, "multiprocessing_context": context}
+    log, plain = logging.getLogger("hasten.vision"), logging.StreamHandler(sys.__stderr__)
+    log.addHandler(plain)  # as where nobody has set up logging, which pytest has
+    with contextlib.ExitStack() as undo, Loader(Kept(store), 4, **options) as loader:
+        undo.callback(log.removeHandler, plain)
+        found = torch.cat(list(loader))
+        assert set(found[:, 0].tolist()) == {there + (1000 - there) // 3}
+        assert found[:, 1].max() > there
+        list(loader)
+    said = capfd.readouterr().err
+    assert "3 worker processes keep copies each for itself" in said
+    if context == "fork":
+        assert said.count("cache:") == 1, "not in each epoch"
+    assert store.limit_bytes == 1000
+    assert store.used_bytes == 105
+
+
+def test_threads_have_the_memory_in_common(capfd) -> None:
+    store = InMemory(100_000, say=never)
+    with Loader(Kept(store), 4, plan="inline") as loader:
+        assert set(torch.cat(list(loader))[:, 0].tolist()) == {100_000}
+    assert "cache" not in capfd.readouterr().err
 
 
 def test_full_memory_is_said_once() -> None:
@@ -211,6 +325,59 @@ def test_the_disk_is_bounded_and_says_so_once(tmp_path: Path) -> None:
     assert store.get(key(Path("0"))) is not None
     store = on_disk(tmp_path, 400, said.append)
     assert store.used_bytes == 2 * 169, "those of other runs count"
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("held", [0, 5])
+def test_processes_that_write_at_once_stay_within_the_limit(
+    tmp_path: Path, count: int, held: int
+) -> None:
+    limit = 50 * 169 + 100
+
+    def used() -> int:
+        return sum(path.stat().st_size for path in files(tmp_path))
+
+    stores = [on_disk(tmp_path, limit, say=[].append) for _ in range(count)]
+    for number in range(120):
+        for which, store in enumerate(stores):
+            if which or number >= held:  # one of them comes late
+                store.put(key(Path(f"{which}-{number}")), copy_of(number))
+            assert used() <= limit + count * 169, "for a moment, a copy of each"
+    assert 0.9 * limit < used() <= limit
+
+
+def put_a_hundred(folder: Path, which: int, limit: int, go: object) -> None:
+    go.wait()  # type: ignore[attr-defined]
+    store = OnDisk(folder, limit, say=lambda line: None)
+    for number in range(100):
+        store.put(key(Path(f"{which}-{number}")), copy_of(number))
+
+
+def test_real_processes_that_write_at_once_leave_no_more_than_the_limit(tmp_path: Path) -> None:
+    limit = 50 * 169 + 100
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    workers = [
+        context.Process(target=put_a_hundred, args=(tmp_path, which, limit, go))
+        for which in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    go.set()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= limit
+
+
+def test_a_single_writer_looks_seldom(tmp_path: Path, monkeypatch) -> None:
+    store, looks = on_disk(tmp_path, 1000 * 169, say=[].append), []
+    count = store._count
+    monkeypatch.setattr(store, "_count", lambda **o: looks.append(1) or count(**o))
+    for number in range(1100):
+        store.put(key(Path(str(number))), copy_of(7))
+    assert len(files(tmp_path)) == 1000
+    assert len(looks) <= 40
 
 
 def test_copies_unused_for_a_week_give_way(tmp_path: Path) -> None:

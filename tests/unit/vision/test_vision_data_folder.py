@@ -8,6 +8,7 @@ import pickle
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ import torch
 from PIL import Image
 
 from hasten.errors import CheckpointError, DataError, UsageError
+from hasten.feed import Loader
 from hasten.vision import data
 from hasten.vision.data import folder as folders
+from hasten.vision.data.copies import Copies, store_of
 from hasten.vision.data.folder import ImageFolderDataset
 from hasten.vision.data.inspection import inspect
 from hasten.vision.data.layout import find_layout
@@ -51,6 +54,49 @@ def root(tmp_path: Path) -> Path:
 
 def files(dataset: ImageFolderDataset) -> list[str]:
     return [dataset.describe_sample(index) for index in range(len(dataset))]
+
+
+@pytest.mark.parametrize("cache", ["none", "ram", "disk"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_samples_are_written_into_the_batch(
+    cache: str, kind: str, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And batches into memory that is used again: nothing is allocated for each of them."""
+    monkeypatch.setenv("HASTEN_CACHE_DIR", str(tmp_path / "cache"))
+    names = [f"{number}.img" for number in range(24)]
+    for number, name in enumerate(names):
+        noise(tmp_path / "root" / name, kind, seed=number)
+    store = store_of(cache, None, lambda line: None)
+    dataset = ImageFolderDataset(
+        tmp_path / "root",
+        names,
+        list(range(24)),
+        preparation=Preparation(size=16, channels=channels),
+        augment=True,
+        copies=store and Copies(store, size=16, channels=channels),
+    )
+    slot = torch.zeros(channels, 16, 16, dtype=torch.uint8)
+    image, _ = dataset.fetch(3, 5, [slot])
+    assert image is slot
+    assert torch.equal(image, dataset.fetch(3, 5)[0])
+
+    given, real = [], ImageFolderDataset.fetch
+
+    def fetch(self: Any, index: int, key: int, out: Any = None) -> Any:
+        sample = real(self, index, key, out)
+        given.append((out is not None, out is not None and sample[0] is out[0]))
+        return sample
+
+    monkeypatch.setattr(ImageFolderDataset, "fetch", fetch)
+    places = set()
+    with Loader(dataset, 4, plan="threads", num_workers=1) as loader:
+        for _ in range(5):
+            for images, _ in loader:
+                places.add(images.data_ptr())
+    assert all(written for offered, written in given if offered)
+    assert sum(offered for offered, _ in given) >= 0.7 * len(given), "all but a batch's first"
+    assert len(places) <= 12, "of 30 batches"
 
 
 def test_a_folder_is_parted_by_a_seeded_stratified_split(root: Path) -> None:

@@ -7,6 +7,8 @@ a JPEG, which would take a sixth of the room and be off by 0.7 of 255.
 
 from __future__ import annotations
 
+import logging
+import mmap
 import os
 import re
 import threading
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from torch.utils.data import get_worker_info
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
@@ -21,6 +24,12 @@ from hasten.vision.cutting import Copy
 from hasten.vision.decode import ImageError, decode_copy
 
 CACHES = ("none", "ram", "disk")
+_log = logging.getLogger("hasten.vision")
+_APART = (
+    "cache: %d worker processes keep copies each for itself, and until it ends: most pictures are "
+    "decoded again in later epochs. Leave num_workers out (threads share the memory), or use the "
+    "cache disk"
+)
 _SHARE_OF_MEMORY = 0.5  # of what is free, by default
 Key = tuple[str, int, int, int, int]
 """A picture and what was made of it: path, bytes, time of change in ns, size, channels."""
@@ -78,7 +87,10 @@ class Copies:
 
 
 class InMemory:
-    """Copies in this process's memory; worker processes would each have their own.
+    """Copies in this process's memory.
+
+    Worker processes have memory of their own, where a copy is of use to one of them alone, and
+    until it ends. They share out what the limit leaves, and the first one says so.
 
     Args:
         limit_bytes: that they take at most; None is half of the memory that is free now.
@@ -89,6 +101,8 @@ class InMemory:
         self, limit_bytes: int | None = None, *, say: Callable[[str], None] | None = None
     ) -> None:
         self._say = say
+        self._process = os.getpid()
+        self._told = mmap.mmap(-1, 1)  # of this process and all that are forked from it
         self.limit_bytes = _free_memory() if limit_bytes is None else limit_bytes
         self.used_bytes = 0
         self._copies: dict[str, tuple[Key, Copy]] = {}
@@ -102,6 +116,8 @@ class InMemory:
     def put(self, key: Key, copy: Copy) -> None:
         """See `Store`."""
         with self._lock:
+            if self._process != os.getpid():
+                self._share_out()
             old = self._copies.pop(key[0], None)  # of a file that has changed
             if old is not None:
                 self.used_bytes -= old[1].content.nbytes
@@ -117,6 +133,19 @@ class InMemory:
                 "--cache-bytes, or --cache disk"
             )
 
+    def _share_out(self) -> None:
+        """Now in another process, forked or sent this store: a worker takes its part alone."""
+        self._process = os.getpid()
+        worker = get_worker_info()
+        if worker is None:
+            return
+        left = max(0, self.limit_bytes - self.used_bytes)
+        self.limit_bytes = self.used_bytes + left // worker.num_workers
+        self._say = None  # what is full is said of the whole
+        if worker.id == 0 and not self._told[0]:
+            self._told[0] = 1
+            _log.warning(_APART, worker.num_workers)
+
     def describe(self) -> str:
         """See `Store`."""
         return f"decoded copies in memory, {gigabytes(self.limit_bytes)} at most"
@@ -126,6 +155,7 @@ class InMemory:
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self.__init__(state["limit_bytes"])  # type: ignore[misc]
+        self._process = 0  # of whoever is sent it
 
 
 def check_cache(cache: str, limit_bytes: int | None) -> None:

@@ -31,7 +31,7 @@ from .copies import Key, gigabytes
 _MAGIC = int.from_bytes(b"hastenc1", "little")
 _HEADER_WORDS = 8
 _SHARE_OF_DISK = 0.5  # of what is free, by default
-_RECOUNT_SHARE = 0.1  # of the limit: after so much written, look what others wrote
+_PARTS = 4  # of what is free, divided by the writers: after one of them, look what others wrote
 _TEMPORARY = ".part-"
 _ABANDONED_S = 3600.0  # the age of a half-written file whose writer is taken to be dead
 _UNUSED_S = 7 * 86400.0  # a copy not read for so long gives way to others
@@ -61,12 +61,15 @@ class OnDisk:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
-        self._since_count = 0
+        self._written: list[tuple[Path, int]] = []  # since the last count
+        self._mine = 0  # bytes of those
+        self._counted = 0
+        self._writers = 4.0  # by what all wrote and what this one did; at first a guess
         self.limit_bytes = 0 if limit_bytes is None else limit_bytes
         self.used_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.used_bytes = self._count()
+            self._counted = self.used_bytes = self._count()
             if limit_bytes is None:
                 free = shutil.disk_usage(folder).free
                 self.limit_bytes = self.used_bytes + int(free * _SHARE_OF_DISK)
@@ -113,7 +116,10 @@ class OnDisk:
             return
         with self._lock:
             self.used_bytes += size
-            self._since_count += size
+            self._written.append((path, size))
+            self._mine += size
+            if self._allowance < size:  # the last ones, which others may have written too
+                self._recount()
 
     def describe(self) -> str:
         """See `Store`."""
@@ -125,16 +131,35 @@ class OnDisk:
         )
 
     def _has_room(self, size: int) -> bool:
-        if self._since_count > _RECOUNT_SHARE * self.limit_bytes:
-            self.used_bytes = self._count()
+        if self._mine + size > self._allowance:
+            before, mine = self._counted, self._mine
+            self._recount()
+            if mine:
+                self._writers = max(1.0, (self._counted - before) / mine)
         if self.used_bytes + size > self.limit_bytes:
-            self.used_bytes = self._count(unused_go=True)
+            self._recount(unused_go=True)
         if self.used_bytes + size <= self.limit_bytes:
             return True
         self._close(
             f"is full: {gigabytes(self.used_bytes)} of at most {gigabytes(self.limit_bytes)}"
         )
         return False
+
+    @property
+    def _allowance(self) -> float:
+        """Bytes that may be written before it is looked again what others have."""
+        return (self.limit_bytes - self._counted) / (_PARTS * self._writers)
+
+    def _recount(self, *, unused_go: bool = False) -> None:
+        """Look what is there. Where it is too much, what was written here last goes again."""
+        found = self._count(unused_go=unused_go)
+        while found > self.limit_bytes and self._written:
+            path, size = self._written.pop()
+            path.unlink(missing_ok=True)
+            found -= size
+        self._written.clear()
+        self._mine = 0
+        self._counted = self.used_bytes = found
 
     def _close(self, why: str) -> None:
         if not self._closed:
@@ -147,7 +172,6 @@ class OnDisk:
 
     def _count(self, *, unused_go: bool = False) -> int:
         """Bytes of all copies; removes what dead writers left and, if asked, what is unused."""
-        self._since_count = 0
         total, now = 0, self._clock()
         for shard in _entries(self.folder):
             for entry in _entries(shard.path):
