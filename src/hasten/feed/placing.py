@@ -15,8 +15,9 @@ def to_place(plan: Plan, options: Options, device: torch.device | None) -> Plan:
     """The plan, with how its batches come to this device (None: they stay on the host)."""
     transformed = options.device_transform is not None and device is not None
     if device is None or runtime.is_host(device):
-        there = runtime.accelerator()
-        pin = options.pin_memory is True and there is not None and runtime.can_pin(there)
+        # Asked only where it matters: it begins to use the device, whose forks then cannot.
+        there = runtime.accelerator() if options.pin_memory is True else None
+        pin = there is not None and runtime.can_pin(there)
         said = "" if device is None else "the loop computes in host memory: nothing is copied"
         return replace(plan, pinned=pin, transformed=transformed, blocked=said)
     if plan.name == "resident":
