@@ -77,7 +77,18 @@ def _storage_clone(self: Any) -> Any:
     return type(self)(self.nbytes(), device=self.device).copy_(self)
 
 
+def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+    """What default_collate stacks into in a worker: on a device, memory like any other."""
+    index = index_of_name(torch.device(device))
+    if index is None:
+        return _StorageBase_new_shared.__func__(cls, size, device=device)
+    return _to_cuda(_Untyped(size), index)
+
+
+_StorageBase_new_shared: Any = torch.storage._StorageBase.__dict__["_new_shared"]
+
 UNTYPED: dict[str, Any] = {
+    "_new_shared": classmethod(_new_shared),
     "device": property(_device),
     "is_cuda": property(lambda self: _device(self).type == "cuda"),
     "to": _storage_to,

@@ -223,6 +223,8 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     if x.layout is torch.sparse_coo and len(rest) > 1:
         return torch.sparse_coo_tensor(*rest, dtype=x.dtype, device=backend_device(_device(x)))
+    if len(rest) == 1 and isinstance(rest[0], (torch.UntypedStorage, torch.TypedStorage)):
+        return torch.empty(0, dtype=x.dtype, device=backend_device(_device(x))).set_(rest[0])
     if len(rest) == 1 and not isinstance(rest[0], (int, torch.Size)):
         made = torch.tensor(rest[0], dtype=x.dtype)
     else:
