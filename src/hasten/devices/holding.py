@@ -74,6 +74,12 @@ class _Look(Walk):
             self.held.tensors += found
         return tensor
 
+    def sequence(self, obj: Any, path: str) -> Any:
+        for item in obj:
+            if type(item) not in _LEAVES:
+                self.visit(item, path)
+        return obj
+
     def container(self, obj: Any, path: str) -> Any:
         if not callable(getattr(obj, "to", None)):
             return super().container(obj, path)

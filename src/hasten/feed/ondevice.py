@@ -53,14 +53,8 @@ class DeviceLoader:
 
     def explain(self) -> str:
         """See `Loader.explain`."""
-        told = self.loader.explain(self.device)
-        unseen = self._ahead.unseen if self._ahead is not None else ""
-        if unseen:
-            told += (
-                f"\n  batches hold a {unseen}, which cannot be looked into: they are copied when "
-                "the loop asks for them, on its own stream"
-            )
-        return told
+        notes = self._ahead.notes if self._ahead is not None else []
+        return "\n  ".join([self.loader.explain(self.device), *notes])
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""

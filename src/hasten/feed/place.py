@@ -50,6 +50,7 @@ class Ahead:
 
     Attributes:
         unseen: the type of such a batch, once there was one; else "".
+        unpinned: some of the first batch's tensors were to be pinned and are not.
         copy_seconds: host time of the loop's thread spent pinning, copying and queueing, or
             waiting for the thread that does, in total.
     """
@@ -69,6 +70,24 @@ class Ahead:
         self._clock = clock
         self.copy_seconds = 0.0
         self.unseen = ""
+        self.unpinned = False
+        self._look = False  # at the next batch, whether it is pinned
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of the batches that were copied so far."""
+        said = []
+        if self.unseen:
+            said.append(
+                f"batches hold a {self.unseen}, which cannot be looked into: they are copied when "
+                "the loop asks for them, on its own stream"
+            )
+        if self.unpinned:
+            said.append(
+                "batches hold tensors that are not page-locked, in an object with no pin_memory() "
+                "of its own: their copies hold up the host"
+            )
+        return said
 
     def pin(self, items: Iterator[Item]) -> Generator[Item, None, None]:
         """The same batches in page-locked memory, which PyTorch keeps for use again."""
@@ -95,6 +114,7 @@ class Ahead:
     def _overlapped(self, items: Iterator[Item], plan: Plan) -> Generator[Item, None, None]:
         side = self._on.stream(self._device)
         held: deque[tuple[Any, Any]] = deque()
+        self._look = plan.pinned
         # In a thread of its own where batches are pinned on the way: that copies every byte.
         thread = self._thread() if plan.pins_beside else None
         try:
@@ -174,6 +194,10 @@ class Ahead:
             with self._on.on_stream(side):
                 back = self._move(batch, torch.device("cpu"), non_blocking=False)
             return _Copied(back, there.unseen)
+        if self._look:
+            self._look, stay = False, {id(tensor) for tensor in there.tensors}
+            moved = (t for t in source.tensors if t.is_cpu and id(t) not in stay)
+            self.unpinned = not all(tensor.is_pinned() for tensor in moved)
         return _Copied(batch, "", there.tensors, event)
 
     def _for_the_loop(self, copied: _Copied) -> Any:

@@ -202,6 +202,22 @@ def test_every_copy_is_from_pinned_memory(name: str, plan: str) -> None:
             given = [tensor_in(batch).cpu() for batch in on_device]
         assert len(given) == 10
         assert all(copy.pinned for copy in uploads(simulation))
+        assert "not page-locked" not in on_device.explain()
+
+
+class Bare(Graph):
+    """As a user's own: there is a `to`, and nobody has thought of pinning."""
+
+    pin_memory = None  # type: ignore[assignment]
+
+
+def test_it_is_said_of_what_cannot_be_pinned() -> None:
+    with hasten.simulate() as simulation:
+        loader = loader_of(lambda x: (x, Bare(x + 1)), plan="inline").to("cuda")
+        for tensor, bare in loader:
+            assert torch.equal(tensor.cpu() + 1, bare.x.cpu())
+        assert sum(copy.pinned for copy in uploads(simulation)) == 10
+        assert "tensors that are not page-locked" in loader.explain()
 
 
 @NAMES
