@@ -128,6 +128,7 @@ class Tried:
         moved: names of the global generators that were drawn from.
         changed: the data set changed by being asked, or the place of a file that was open.
         unseen: it holds more than can be looked at, or what cannot be looked into.
+        cut: it took too long, and was ended: what it does is not known.
     """
 
     batch_s: float | None
@@ -136,6 +137,7 @@ class Tried:
     moved: frozenset[str]
     changed: bool
     unseen: bool
+    cut: bool = False
 
 
 class AsGivenWork:
@@ -202,22 +204,27 @@ class AsGivenWork:
         return Watched(Made(job[0], failure=left_by(error)))
 
     def _tried(self, job: Trial) -> Tried:
-        before, begin = randomness.save(), time.perf_counter()
-        batch_s, busy, size = None, 1.0, 0
-        for indices in job.batches:
-            # The first warms up, for seconds where it imports; then one sample more tells enough.
-            late = self._maker.batched and time.perf_counter() - begin > _TRIAL_S
-            part, times = (list(indices)[:1], len(indices)) if late else (indices, 1)
+        before, end = randomness.save(), time.perf_counter() + _TRIAL_S
+        batch_s, busy, size, each_s = None, 1.0, 0, 0.0
+        # One sample first, which warms up, for seconds where it imports; then as many of a batch as
+        # there is time for, one more at least.
+        for indices in [*job.batches[:1], *job.batches]:
+            whole = len(indices) if self._maker.batched else 1
+            fits = int((end - time.perf_counter()) / each_s) if each_s else 1
+            count = max(1, min(whole, fits))
+            part = indices if count == whole else list(indices)[:count]
             started, cpu_started = time.perf_counter(), time.thread_time()
             try:
                 made = self._maker.make(0, 0, part)
-            except Exception:  # noqa: BLE001, S112 - told with its index when it is iterated
+            except Exception:  # noqa: BLE001 - told with its index when it is iterated
+                each_s = each_s or time.perf_counter() - started
                 continue
             ended, cpu_ended = time.perf_counter(), time.thread_time()
-            took_s = max(ended - started, 1e-9)
-            if batch_s is None or took_s * times < batch_s:  # others may have had the core
-                batch_s, busy = took_s * times, min(1.0, (cpu_ended - cpu_started) / took_s)
-            size = times * held(made.batch).bytes
+            took_s, late = max(ended - started, 1e-9), each_s > 0 and ended > end
+            each_s = took_s / count
+            if batch_s is None or each_s * whole < batch_s:  # others may have had the core
+                batch_s, busy = each_s * whole, min(1.0, (cpu_ended - cpu_started) / took_s)
+            size = whole * held(made.batch).bytes // count
             if late:
                 break
         unseen = self._at_start is None or alive(self._maker.dataset, self._maker.collate_fn)

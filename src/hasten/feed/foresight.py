@@ -8,6 +8,8 @@ watched in the workers for each batch, and compared with what is made here now a
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -33,6 +35,7 @@ from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, fork_is_there
 
 _TRIAL_BATCHES = 3
+_PATIENCE_S = 0.9  # a trial that has not ended by then is ended
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
 _START_WORKERS_S = 1.0  # what an epoch's samples must cost for worker processes to pay
 _MOST_WORKERS = 8
@@ -226,7 +229,11 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline(str(error))
     try:
         pool.send(0, Trial(batches))
-        found: Tried = pool.receive(0)
+        found: Tried = pool.receive(0, _PATIENCE_S)
+    except TimeoutError:
+        for pid in pool.pids:  # it would be waited for, to end by itself
+            os.kill(pid, signal.SIGKILL)
+        found = Tried(_PATIENCE_S, 1.0, 0, frozenset(), changed=False, unseen=False, cut=True)
     except DiedError as died:
         return _inline(f"a trial of its samples ended: {died}")
     finally:
@@ -243,6 +250,8 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
     if found.unseen:
         return _inline("the data set holds a running generator, which cannot be watched")
     each = f"{duration(found.batch_s / size)} a sample"
+    if found.cut:
+        each = f"over {duration(found.batch_s)} for a sample and to collate it"
     if found.batch_s < _CHEAP_BATCH_S:
         return _inline(f"{each}, too cheap to hand over")
     cores = runtime.cores()
@@ -250,13 +259,14 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
         return _inline(f"{each}, and one core")
     count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
     epoch_s = found.batch_s / size * count if count else math.inf
-    if epoch_s < _START_WORKERS_S:
+    if not found.cut and epoch_s < _START_WORKERS_S:
         return _inline(f"{each}, an epoch's take less than starting workers")
     # One core is left to the training step; samples that mostly wait need more than one a core.
     busy = found.busy > 0.5
     wanted = max(1, cores - 1) if busy else workers_for(cores, found.busy)
     wanted = int(min(wanted, _MOST_WORKERS, max(1, epoch_s / _A_WORKER_S)))
-    reason = f"{each}, drawing nothing" + ("" if busy else ", mostly waiting")
+    seen = "" if found.cut else ", drawing nothing"
+    reason = f"{each}{seen}" + ("" if busy else ", mostly waiting")
     return Plan(
         name="processes",
         reason=reason,
