@@ -148,6 +148,7 @@ def measure(
                 if made == _FEW_SAMPLES and not lock.tells(seconds / timed):
                     lock.stop()
                 if made == _COLD_SAMPLES:
+                    lock.stop()  # on a busy machine samples wait for it to get a core
                     cold = seconds, cpu, timed, size, waited()
                 elif made == 2 * _COLD_SAMPLES:
                     seconds, cpu = seconds - cold[0], cpu - cold[1]

@@ -253,7 +253,7 @@ def test_the_lock_is_judged_by_time(late: list[float], free: float) -> None:
 
 
 @pytest.mark.parametrize(("each_s", "asked"), [(1e-5, False), (1e-3, True)])
-def test_of_cheap_samples_the_lock_is_not_asked_for_long(
+def test_the_lock_is_not_asked_for_while_that_would_cost_samples_time(
     each_s: float, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive: list[bool] = []
@@ -267,6 +267,7 @@ def test_of_cheap_samples_the_lock_is_not_asked_for_long(
     now = iter(range(10**9))
     assert measure_module.measure(maker, 1000, clock=lambda: next(now) * each_s) is not None
     assert alive[0] and alive[20] == asked
+    assert not alive[40], "nor while those are timed that count"
 
 
 def test_where_a_thread_is_always_late_the_lock_tells_nothing() -> None:
