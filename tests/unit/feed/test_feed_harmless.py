@@ -374,7 +374,7 @@ def test_a_buffer_that_is_kept_holds_what_one_thread_writes() -> None:
 COST = Measured(samples=9, seconds=0.001, cpu_seconds=0.0, bytes=16)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(Sleeping, 8), (Writing, 1)])
+@pytest.mark.parametrize(("kind", "workers"), [(Sleeping, 16), (Writing, 1)])
 def test_samples_that_wait_are_made_by_threads(
     kind: type, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
