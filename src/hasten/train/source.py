@@ -204,10 +204,11 @@ class Source:
         if self.fed is None:
             loader = self.loader
             return loader[batch] if isinstance(loader, (list, tuple)) else None
-        if not self._own and (self._slices is not None or self.fed.plan.name != "gather"):
-            return None  # its samples may draw what they drew then
+        taken = original_of(self.loader) is not None
+        if taken and (self._slices is not None or self.fed.plan.name != "gather"):
+            return None  # its samples may draw, and not from where they drew then
         kept = self.fed.state_dict()
-        if original_of(self.loader) is not None and not within_epoch(kept):
+        if taken and not within_epoch(kept):
             return None
         self.fed.load_state_dict({**kept, "epoch": epoch, "batch": batch})
         batches: Any = None
