@@ -56,6 +56,7 @@ class Background:
         """See `Source`."""
         numbered = enumerate(self._order.batches(epoch, first), first)
         jobs: deque[_Job] = deque()
+        begin = _States(alone=True)
         with _Thread(self._maker) as thread:
 
             def fill(count: int) -> None:
@@ -73,12 +74,19 @@ class Background:
                 job = jobs.popleft()
                 if not thread.wait(job, self._timeout_s):
                     raise DataError(late("thread beside the loop's", self._timeout_s))
+                before = None
+                if job.number == first and begin.moved():  # the loop has only waited
+                    job.made, job.unfit = None, job.unfit or _drawn(begin.moved())
                 if job.unfit and not self.unfit:
                     self.unfit = job.unfit
                     thread.close()  # from here on the data set is the loop's thread's
+                    if job.number == first:
+                        begin.put_back(begin.moved())
+                    else:
+                        before = job.before  # that of a later batch holds this one's draws
                 made = job.made or self._maker.make(epoch, job.number, job.indices)
-                if job.before is not None:
-                    job.before.put_back(self._maker.uses)
+                if before is not None:
+                    before.put_back(self._maker.uses)
                 indices = job.indices if made.kept is None else made.kept
                 del job
                 for index, message in made.skipped:
@@ -163,7 +171,12 @@ class _Thread:
         moved = before.moved()
         if moved:
             job.made, job.before = None, before
-            job.unfit = f"{' and '.join(sorted(moved))} random numbers are drawn meanwhile"
+            job.unfit = _drawn(moved)
+
+
+def _drawn(moved: frozenset[str]) -> str:
+    """Why samples cannot be made in the thread, where these generators have moved."""
+    return f"{' and '.join(sorted(moved))} random numbers are drawn meanwhile"
 
 
 class _DrawError(RuntimeError):
@@ -197,10 +210,12 @@ _DRAWS = re.compile(
 class _States:
     """Of the generators whose use in one thread cannot be told from that in another."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
+        """`alone`: nobody else draws meanwhile."""
         self._python = random.getstate()
         self._numpy: dict[str, Any] = np.random.get_state(legacy=False)
         self._torch_seed = torch.initial_seed()
+        self._torch = torch.get_rng_state() if alone else None
 
     def moved(self) -> frozenset[str]:
         """Which were drawn from since, by whatever thread."""
@@ -210,7 +225,8 @@ class _States:
         now: dict[str, Any] = np.random.get_state(legacy=False)
         if _comparable(now) != _comparable(self._numpy):
             found.add(randomness.NUMPY)
-        if torch.initial_seed() != self._torch_seed:
+        drawn = self._torch is not None and not torch.equal(self._torch, torch.get_rng_state())
+        if drawn or torch.initial_seed() != self._torch_seed:
             found.add(randomness.TORCH)
         return frozenset(found)
 
@@ -220,6 +236,8 @@ class _States:
             random.setstate(self._python)
         if randomness.NUMPY in which:
             np.random.set_state(self._numpy)
+        if randomness.TORCH in which and self._torch is not None:
+            torch.set_rng_state(self._torch)
 
 
 def _comparable(state: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import Any
 
 import feed_datasets as kinds
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from hasten.errors import DataError
-from hasten.feed import Loader
+from hasten.feed import Loader, randomness
 from hasten.feed.background import NoDraws
 from hasten.feed.compare import identical
 
@@ -176,3 +177,62 @@ def test_each_way_of_drawing_is_stopped_before_it_happens(draw: Any) -> None:
         torch.rand(2, generator=torch.Generator()), torch.ones(2) * 2, torch.randperm
     draw()
     assert not torch.equal(before, torch.default_generator.get_state())
+
+
+class SeedsItself(kinds.Plain):
+    """Seeds one of the global generators for each sample, by its index or by one number."""
+
+    def __init__(self, name: str, fixed: bool, start: int) -> None:
+        super().__init__(40)
+        self.name, self.fixed, self.start = name, fixed, start
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        if index < self.start:
+            return index, 0.0
+        number = 5 if self.fixed else index
+        if self.name == "random":
+            random.seed(number)
+            return index, random.random()
+        if self.name == "numpy":
+            np.random.seed(number)
+            return index, float(np.random.rand())
+        torch.manual_seed(number)
+        return index, 0.0
+
+
+def states_after(loader: Any) -> Any:
+    for _ in loader:
+        pass
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("name", ["random", "numpy", "torch"])
+def test_samples_that_seed_leave_the_generators_as_they_were(name: str, fixed: bool) -> None:
+    before = randomness.save()
+    try:
+        found = []
+        for plan in ("inline", "threads"):
+            torch.manual_seed(5)
+            torch.rand(1)  # samples that seed with 5 too would leave what was before this
+            random.seed(1)
+            np.random.seed(2)
+            with Loader(SeedsItself(name, fixed, 0), 4, plan=plan, num_workers="auto") as loader:
+                found.append(states_after(loader))
+        assert found[0] == found[1]
+    finally:
+        randomness.restore(before)
+
+
+@pytest.mark.parametrize("name", ["random", "numpy"])
+def test_those_that_begin_to_do_so_later_too(name: str) -> None:
+    before = randomness.save()
+    try:
+        random.seed(1)
+        np.random.seed(2)
+        start = random.getstate(), np.random.get_state()[1].tolist()
+        with Loader(SeedsItself(name, False, 12), 4, plan="threads") as loader:
+            assert states_after(loader)[:2] == start
+    finally:
+        randomness.restore(before)
