@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from hasten.errors import DataError
@@ -55,6 +55,15 @@ class Running:
             self.draws.given()
         self.send()
 
+    def finished(self, made: Made, indices: Any, report: Report) -> Iterator[Item]:
+        """The batch, once it is made; none where all its samples were left out."""
+        for index, message in made.skipped:
+            report(index, message)
+        if made.empty:
+            self.given(made.number)
+        else:
+            yield made.number, made.batch, indices if made.kept is None else made.kept
+
     def send(self) -> None:
         """Let workers begin with what is drawn now."""
 
@@ -97,12 +106,7 @@ class OriginalWorkers:
                 indices, made, running.after[made.number] = self._take(crew)
                 if made.failure is not None:
                     raise_failure(made.failure)
-                for index, message in made.skipped:
-                    self._report(index, message)
-                if made.empty:
-                    running.given(made.number)
-                else:
-                    yield made.number, made.batch, indices if made.kept is None else made.kept
+                yield from running.finished(made, indices, self._report)
                 del made
             kept = True
         except GeneratorExit:

@@ -64,12 +64,7 @@ class Virtual:
                 made, states = players[worker].make(number, indices)
                 running.after[number] = worker, states
                 number += 1
-                for index, message in made.skipped:
-                    self._report(index, message)
-                if made.empty:
-                    running.given(made.number)
-                else:
-                    yield made.number, made.batch, indices if made.kept is None else made.kept
+                yield from running.finished(made, indices, self._report)
                 del made
         finally:
             if self._loader.persistent_workers and not self._lasting:
