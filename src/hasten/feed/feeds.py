@@ -31,7 +31,11 @@ _STEPS_SEEN = 20  # of a plan that has nothing to change
 
 
 class Feeds:
-    """Chooses the plan for a device when it is first asked for, and runs its epochs."""
+    """Chooses the plan for a device when it is first asked for, and runs its epochs.
+
+    Attributes:
+        silent: see `telling.silence`.
+    """
 
     def __init__(
         self, options: Options, order: Order | None, report: Report, clock: Callable[[], float]
@@ -50,6 +54,7 @@ class Feeds:
         self._table: Table | None = None
         self._planner: Planner | None = None
         self._feeds: dict[torch.device | None, _Feed] = {}
+        self.silent = False
 
     def plan(self, device: torch.device | None) -> Plan:
         """The plan for a device; None for batches that stay on the host."""
@@ -70,7 +75,8 @@ class Feeds:
             self.close()
             self._planner = self._table = None
         feed = self._feed(device)
-        telling.begun(feed.executor.plan, self._options.dataset)
+        if not self.silent:
+            telling.begun(feed.executor.plan, self._options.dataset)
         host = self._host(feed, epoch, first)
         given = feed.executor.place(host, ahead, epoch)
         try:

@@ -42,6 +42,7 @@ class TakenFeeds:
     ) -> None:
         """`ahead`: see `Loader.from_dataloader`."""
         self.original = loader
+        self.silent = False
         self._options = options
         self._order = order
         self._report = report
@@ -95,7 +96,8 @@ class TakenFeeds:
             self._planner.table = None
         # Drawn from now on, not when the first batch is asked for: so does iter(loader).
         plan, order = self.plan(device), self._order
-        telling.begun(plan, self._options.dataset)
+        if not self.silent:
+            telling.begun(plan, self._options.dataset)
         if self._planner.left:
             with order.from_start(first) as (now, _):
                 batches = iter(self.original)

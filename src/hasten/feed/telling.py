@@ -25,7 +25,8 @@ def begun(plan: Plan, dataset: Any) -> None:
     """Write the line of a plan that begins to run to stderr, once, if a person looks there.
 
     Not where logging says it, or was told not to; nor from the processes of a launcher but the
-    first, nor from worker processes, nor to files, pipes and captured output.
+    first, nor from worker processes, nor to files, pipes and captured output; nor of a simulated
+    device, whose plan is not this machine's.
     """
     if _log.level != logging.NOTSET or _log.isEnabledFor(logging.INFO):
         return
@@ -36,8 +37,18 @@ def begun(plan: Plan, dataset: Any) -> None:
     sys.stderr.write(f"feed: {plan}\n")
 
 
+def silence(loader: Any) -> None:
+    """Write no line of a Loader: who iterates it tells of its plan himself."""
+    loader._feeds.silent = True
+
+
+def _is_simulated() -> bool:
+    module = sys.modules.get("hasten.simulate.current")  # not there as long as nobody simulates
+    return getattr(module, "session", None) is not None
+
+
 def _somebody_looks() -> bool:
     there: Any = sys.stderr  # None of a program without a console
     if there is None or there.closed or not there.isatty():
         return False
-    return multiprocessing.parent_process() is None and is_first()
+    return multiprocessing.parent_process() is None and is_first() and not _is_simulated()

@@ -16,6 +16,7 @@ from hasten.feed import Loader
 from hasten.feed.order import Shard
 from hasten.feed.stateful import KEY as STATES
 from hasten.feed.taken import brings_back, original_of, within_epoch
+from hasten.feed.telling import silence
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
 from hasten.train.takeover import Takeover, tell_epoch
@@ -42,6 +43,8 @@ class Source:
         self.loader = loader
         self.device = device
         self._own = isinstance(loader, Loader)
+        if self._own:
+            silence(loader)  # the run tells of the plan, where it tells of anything
         self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None
         self._takeover = Takeover(device)
         self._world = world

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from hasten.feed import Loader
 from hasten.feed.taken import left_as_it_is
+from hasten.feed.telling import silence
 
 _OF_ITERATING = ("_iterator", "_IterableDataset_len_called")  # a DataLoader's own notes
 
@@ -33,6 +34,7 @@ class Takeover:
             if _can_be_taken(loader):
                 self._taken = Loader.from_dataloader(loader, ahead=False)
                 self._parts = _parts(loader)
+                silence(self._taken)
         return self._taken
 
     def _same(self, loader: Any) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import hasten
 from hasten.devices.launchers import is_first
 from hasten.feed import Loader, telling
 
@@ -36,7 +37,7 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     monkeypatch.setattr(telling, "_told", set())
     found = Terminal()
-    monkeypatch.setattr(telling, "sys", SimpleNamespace(stderr=found))
+    monkeypatch.setattr(telling, "sys", SimpleNamespace(stderr=found, modules=sys.modules))
     root = logging.getLogger()
     before = root.level
     root.setLevel(logging.WARNING)  # pytest may have been told otherwise
@@ -117,6 +118,26 @@ def test_where_logging_says_it_it_is_not_said_twice(
 def test_it_can_be_turned_off(terminal: Terminal, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hasten.feed"):
         list(Loader(TENSORS, 10))
+    assert terminal.lines == []
+
+
+def test_a_simulated_device_s_plan_is_not_this_machine_s(terminal: Terminal) -> None:
+    with hasten.simulate():
+        list(Loader(TENSORS, 10).to("cuda"))
+    assert terminal.lines == []
+    list(Loader(TENSORS, 10))
+    assert len(terminal.lines) == 1
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_run_tells_of_it_itself(taken: bool, terminal: Terminal) -> None:
+    run = hasten.Run(progress="off")
+    model = torch.nn.Linear(1, 1)
+    loader = DataLoader(TENSORS, 10) if taken else Loader(TENSORS, 10)
+    for _ in run.epochs(1):
+        for (data,) in run.batches(loader):
+            model(data[:, None])
+    assert run.feed.startswith("gather")
     assert terminal.lines == []
 
 
