@@ -84,9 +84,7 @@ class Background:
                         begin.put_back(begin.moved())
                     else:
                         before = job.before  # that of a later batch holds this one's draws
-                made = job.made or self._maker.make(epoch, job.number, job.indices)
-                if before is not None:
-                    before.put_back(self._maker.uses)
+                made = job.made or self._again(job, before)
                 indices = job.indices if made.kept is None else made.kept
                 del job
                 for index, message in made.skipped:
@@ -96,6 +94,20 @@ class Background:
                     fill(self._depth.batches)  # which were fewer while nothing was known
                     yield made.number, made.batch, indices
                 del made  # else the loop's batch lives on while the next is made
+
+    def _again(self, job: _Job, before: _States | None) -> Made:
+        """The batch, by the loop's thread; from what the generators were `before`.
+
+        Whoever moved them since: what its samples draw is undone, what the loop drew stays.
+        """
+        if before is None:
+            return self._maker.make(job.epoch, job.number, job.indices)
+        moved = before.moved()
+        now = randomness.save(moved)
+        before.put_back(moved)
+        made = self._maker.make(job.epoch, job.number, job.indices)
+        randomness.restore(now, moved - self._maker.uses)
+        return made
 
     def close(self) -> None:
         """See `Source`."""
@@ -231,7 +243,7 @@ class _States:
         return frozenset(found)
 
     def put_back(self, which: frozenset[str]) -> None:
-        """Undo the draws of samples: nobody else is known to draw from these."""
+        """Undo what was drawn from these since."""
         if randomness.PYTHON in which:
             random.setstate(self._python)
         if randomness.NUMPY in which:

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from hasten.errors import DataError
-from hasten.feed import Loader, randomness
+from hasten.feed import Loader, background, randomness
 from hasten.feed.background import NoDraws
 from hasten.feed.compare import identical
+from hasten.feed.order import GivenOrder
+from hasten.feed.plan import Plan
+from hasten.feed.samples import Maker
 
 
 def loaders(kind: Any, **options: Any) -> tuple[Loader, Loader]:
@@ -197,7 +200,8 @@ class SeedsItself(kinds.Plain):
         if self.name == "numpy":
             np.random.seed(number)
             return index, float(np.random.rand())
-        torch.manual_seed(number)
+        if self.name == "torch":
+            torch.manual_seed(number)
         return index, 0.0
 
 
@@ -234,5 +238,28 @@ def test_those_that_begin_to_do_so_later_too(name: str) -> None:
         start = random.getstate(), np.random.get_state()[1].tolist()
         with Loader(SeedsItself(name, False, 12), 4, plan="threads") as loader:
             assert states_after(loader)[:2] == start
+    finally:
+        randomness.restore(before)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_what_the_loop_draws_itself_stays_drawn(seeded: bool) -> None:
+    """Where it is one of the two that moved a generator, that of the samples is undone alone."""
+    before = randomness.save()
+    try:
+        maker = Maker(
+            SeedsItself("random" if seeded else "none", True, 0), None, seed=0,
+            skip_errors=False, batched=True,
+        )  # fmt: skip
+        job = background._Job(0, 3, [1, 2])
+        random.seed(1)
+        start, states = random.getstate(), background._States()
+        random.seed(5)
+        random.random()  # as the samples leave it, or the loop
+        now = random.getstate()
+        plan = Plan(name="threads", reason="", workers=1, prefetch_batches=1)
+        thread = background.Background(maker, plan, GivenOrder([], 0, None), print)
+        thread._again(job, states)
+        assert random.getstate() == (start if seeded else now)
     finally:
         randomness.restore(before)
