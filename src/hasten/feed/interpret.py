@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import operator
 import types
+from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -138,9 +139,17 @@ def _rows(source: Any) -> torch.Tensor:
     if type(source) in (list, tuple) and source:
         kinds = set(map(type, source))
         if kinds <= {int} or kinds <= {float}:
-            dtype = torch.int64 if kinds == {int} else torch.float64
-            return torch.tensor(source, dtype=dtype)
+            return _numbers(source, whole=kinds == {int})
     raise NotUnderstoodError(f"a {type(source).__name__} as a column")
+
+
+def _numbers(source: Any, *, whole: bool) -> torch.Tensor:
+    """In memory of their own; by an array, which takes a third of what `torch.tensor` does."""
+    try:
+        packed = array("q" if whole else "d", source)
+    except OverflowError:
+        raise NotUnderstoodError("numbers of more than 64 bits") from None
+    return torch.frombuffer(packed, dtype=torch.int64 if whole else torch.float64).clone()
 
 
 def _read_only(view: np.ndarray[Any, Any]) -> torch.Tensor:

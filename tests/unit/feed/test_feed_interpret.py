@@ -435,3 +435,28 @@ def test_a_sampler_of_ones_own_and_negative_indices() -> None:
     for batches in ([[0, 1], [-1, 4]], [[3]]):
         ours = list(Loader(PythonInt(), batch_sampler=batches))
         assert all(map(identical, ours, Loader(PythonInt(), batch_sampler=batches, plan="inline")))
+
+
+class Numbers(Dataset[Any]):
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.values[index]
+
+
+@pytest.mark.parametrize(
+    "values", [[0, -1, 2**63 - 1, -(2**63)], [0.1, float("inf"), -0.0, float("nan")]]
+)
+def test_lists_of_numbers_are_columns_of_all_their_bits(values: list[Any]) -> None:
+    table = recognise(Numbers(values), None)
+    assert table is not None
+    assert identical(table.batch(np.arange(4)), torch.utils.data.default_collate(values))
+
+
+@pytest.mark.parametrize("values", [[1, 2**63], [0.1, 1], [True, 1], [1, None], [1, "2"]])
+def test_lists_of_others_are_not(values: list[Any]) -> None:
+    assert recognise(Numbers(values), None) is None
