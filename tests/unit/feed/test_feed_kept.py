@@ -18,6 +18,7 @@ from hasten.devices import runtime
 from hasten.errors import DataError
 from hasten.feed import Loader
 from hasten.feed import sizing as sizing_module
+from hasten.feed.adapt import Watch
 from hasten.feed.compare import identical
 from hasten.feed.fingerprint import fingerprint
 from hasten.feed.measure import Measured
@@ -36,6 +37,12 @@ class Telling(kinds.Drawing):
     def __getitem__(self, index: int) -> Any:
         where = os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)
         return super().__getitem__(index)[0], index + len(self.more), *where
+
+
+@pytest.fixture(autouse=True)
+def no_change_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the loop waits, and the feed would try more workers, or fewer."""
+    monkeypatch.setattr(Watch, "decide", lambda _self, plan, _left=None: plan)
 
 
 @pytest.fixture(autouse=True)
