@@ -1,6 +1,6 @@
 """Nothing is left behind: no thread, process or shared memory, however an epoch ends.
 
-`conftest.py` fails any test that leaves a thread or a process.
+`conftest.py` fails any test that leaves a thread, a process, an open file or shared memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import feed_datasets as kinds
 import pytest
 
 from hasten.feed import Loader
-from hasten.feed.pool import Pool
 
 PLANS = ["threads", "processes"]
 
@@ -30,53 +29,6 @@ def _busy() -> bool:
     return any(name.startswith("hasten-feed") for name in names) or bool(
         multiprocessing.active_children()
     )
-
-
-@pytest.fixture(autouse=True)
-def no_shared_memory_left(monkeypatch: pytest.MonkeyPatch) -> Any:
-    _started.clear()
-    started = Pool._started
-
-    def noting(pool: Pool, number: int) -> Any:
-        worker = started(pool, number)
-        _started.add(worker.process.pid)
-        return worker
-
-    monkeypatch.setattr(Pool, "_started", noting)
-    yield
-    gc.collect()
-    assert not _shared_memory()
-
-
-def _shared_memory() -> set[str]:
-    """Segments, named torch_PID_…, of this process and its workers: others have theirs too."""
-    found = set()
-    for path in Path("/dev/shm").glob("torch_*_*"):
-        try:
-            ours = path.stat().st_uid == os.getuid()
-        except OSError:  # gone meanwhile
-            continue
-        pid = int(path.name.split("_")[1])
-        if ours and (pid == os.getpid() or pid in _started):
-            found.add(path.name)
-    return found
-
-
-_started: set[int] = set()
-"""Of worker processes, as they were started in this test."""
-
-
-def test_segments_of_this_process_are_seen_and_those_of_others_are_not() -> None:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no /dev/shm")
-    planted = [Path(f"/dev/shm/torch_{pid}_leak_test") for pid in (os.getpid(), os.getppid())]
-    try:
-        for path in planted:
-            path.touch()
-        assert _shared_memory() == {planted[0].name}
-    finally:
-        for path in planted:
-            path.unlink()
 
 
 @pytest.mark.parametrize("plan", PLANS)

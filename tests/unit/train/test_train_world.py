@@ -223,6 +223,13 @@ def test_a_lost_process_is_told_from_other_failures() -> None:
         raise ValueError("other")
 
 
+@pytest.fixture(scope="module")
+def sockets_have_been_used() -> None:
+    """libuv, by which PyTorch's stores speak, opens a pipe then that it keeps for good."""
+    torch.distributed.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.usefixtures("sockets_have_been_used")
 def test_processes_started_anew_do_not_find_what_those_before_them_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
