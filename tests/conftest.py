@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,3 +27,18 @@ def no_leaks() -> Iterator[None]:
     assert not (distributed.is_available() and distributed.is_initialized()), (
         "a process group was left initialised"
     )
+
+
+@pytest.fixture
+def refuse_forks(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Called, it has no process be started any more, as where the system allows for no more."""
+    before = leaks.files()
+
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    yield lambda: monkeypatch.setattr(os, "fork", refused)
+    gc.collect()
+    for number, target in leaks.files().items():
+        if number not in before and target.startswith("pipe:"):
+            os.close(number)  # multiprocessing makes them before it forks, and forgets (3.11)

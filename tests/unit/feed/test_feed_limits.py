@@ -228,19 +228,15 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", refused)
 
 
-def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> int:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "fork", refused)
-
-
 @pytest.mark.parametrize("dataset", [Costly, Fetching])
 @pytest.mark.parametrize("threads", [False, True], ids=["no threads", "threads"])
 def test_where_nothing_can_be_started_the_loop_makes_all(
-    dataset: type[Costly], threads: bool, monkeypatch: pytest.MonkeyPatch
+    dataset: type[Costly],
+    threads: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    refuse_forks: Callable[[], None],
 ) -> None:
-    _no_processes(monkeypatch)
+    refuse_forks()
     if not threads:
         _no_threads(monkeypatch)
     with Loader(dataset(), 4) as loader:
@@ -252,10 +248,10 @@ def test_where_nothing_can_be_started_the_loop_makes_all(
 
 
 def test_a_dataloader_taken_over_where_no_process_can_be_started(
-    monkeypatch: pytest.MonkeyPatch,
+    refuse_forks: Callable[[], None],
 ) -> None:
     wanted = [batch.tolist() for batch in DataLoader(Costly(), 4)]
-    _no_processes(monkeypatch)
+    refuse_forks()
     with Loader.from_dataloader(DataLoader(Costly(), 4)) as loader:
         assert [batch.tolist() for batch in loader] == wanted
         assert "no more processes can be started" in loader.plan.reason
@@ -265,7 +261,7 @@ def test_a_dataloader_taken_over_where_no_process_can_be_started(
 
 
 def test_a_dataloader_taken_over_whose_workers_can_be_started_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    refuse_forks: Callable[[], None],
 ) -> None:
     """The trial found room for them, and then it is gone."""
 
@@ -275,7 +271,7 @@ def test_a_dataloader_taken_over_whose_workers_can_be_started_no_more(
 
     with Loader.from_dataloader(DataLoader(Many(), 40)) as loader:
         assert loader.plan.name == "processes"
-        _no_processes(monkeypatch)
+        refuse_forks()
         given = [int(value) for batch in loader for value in batch]
         assert given == list(range(400))
         assert loader.plan.name == "inline"
