@@ -210,6 +210,7 @@ def test_a_trial_says_whether_files_that_were_open_are_read(
     dataset.file.seek(12)
     cost = tried(dataset)
     assert cost.cut and cost.shares, "of one that is cut short too"
+    assert dataset.place == 12, "which can put nothing back"
     dataset.close()
 
 
