@@ -5,6 +5,7 @@ A record in, a record out; :func:`render` is the only place with layout.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
@@ -91,7 +92,7 @@ def judge(
         saturation: throughput over that of the same step on a batch already on the device.
         bounded: whether it was not measured: then it is said to be no more than what waiting and
             copying leave, for the step alone may be faster than beside a feed.
-        plan: the feed's one line, ``threads - 4 workers, ...``; its first word is the plan.
+        plan: the feed's one line, ``threads, 4 threads - ...``; its first word is the plan.
         device: its name for people.
         batch_size: samples a step.
         precision: as the run uses it, such as ``float32``.
@@ -199,34 +200,38 @@ def _advice(
                 "line) every 50 steps or less often"
             )
         case "the host (launching work)":
-            return f"give each launch more work: {_larger(batch_size)}, or --compile"
+            return (
+                f"give each launch more work: {_larger(batch_size)}, or torch.compile (--compile)"
+            )
     if summary.step_s < _TINY_STEP_S:
         return f"the step is too small to fill the device: {_larger(batch_size)}"
     if precision == "float32":
-        return "make the step cheaper: --precision auto"
-    return "make the step cheaper: --compile, a smaller model or smaller images"
+        return "make the step cheaper: precision 'auto' (--precision auto)"
+    return "make the step cheaper: torch.compile (--compile), a smaller model or smaller images"
 
 
 def _feed_advice(plan: str | None) -> str:
-    name = (plan or "").split(maxsplit=1)[0:1]
-    match name:
-        case ["inline"]:
+    match re.split(r"\W", plan or "", maxsplit=1)[0]:
+        case "inline":
             return (
-                "prepare batches beside the step: num_workers='auto' in the loader "
-                "(--num-workers auto)"
+                "prepare batches beside the step: hasten.Loader of the data set, or "
+                "Loader.from_dataloader of a DataLoader (hasten train: --num-workers auto)"
             )
-        case ["threads" | "processes"]:
+        case "threads" | "processes":
             return (
                 "make a sample cheaper or add workers: store the images at the size that is used, "
-                "and raise --num-workers while cores are free"
+                "and raise num_workers (--num-workers) while cores are free"
             )
-        case ["resident" | "gather"]:
+        case "resident" | "gather":
             return "the data set is in memory: move its transforms to the device (device_transform)"
-    return "let the loader plan itself: hasten.Loader with num_workers='auto' (--num-workers auto)"
+    return (
+        "let the feed plan itself: hasten.Loader of the data set, or Loader.from_dataloader of a "
+        "DataLoader"
+    )
 
 
 def _larger(batch_size: int | None) -> str:
-    return f"--batch-size {2 * batch_size}" if batch_size else "a larger --batch-size"
+    return f"batch size {2 * batch_size} (--batch-size)" if batch_size else "a larger batch size"
 
 
 def render(verdict: Verdict) -> str:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
+from hasten.feed.plan import Plan, PlanName
 from hasten.observe.timeline import PHASES, PhaseTime, StepSummary
 from hasten.observe.verdict import Verdict, judge, render
 
@@ -38,7 +40,7 @@ def test_waiting_is_named_with_its_share_and_amdahls_bound():
     assert verdict.bound_by == "waiting for data"
     assert verdict.share == 0.5
     assert verdict.expected_gain == pytest.approx(2.0)
-    assert "num_workers='auto'" in verdict.advice
+    assert "Loader.from_dataloader" in verdict.advice
     assert any("wait 50%" in line for line in verdict.evidence)
     assert "feed: inline - chosen by hand" in verdict.evidence
     assert "device: CPU" in verdict.evidence
@@ -47,15 +49,25 @@ def test_waiting_is_named_with_its_share_and_amdahls_bound():
 @pytest.mark.parametrize(
     ("plan", "advice"),
     [
-        ("threads - 4 workers", "add workers"),
-        ("processes - 4 workers", "add workers"),
-        ("gather - tensors in memory", "device_transform"),
-        ("resident - fits", "device_transform"),
+        ("inline - 3 ms a sample", "beside the step"),
+        ("threads, 4 threads - 3 ms a sample", "add workers"),
+        ("processes, 1 process - 3 ms a sample", "add workers"),
+        ("gather, 1 thread - 60,000 samples in memory", "device_transform"),
+        ("resident - 60,000 samples in memory", "device_transform"),
+        ("IterableWrapper, as given", "hasten.Loader"),
         (None, "hasten.Loader"),
     ],
 )
 def test_advice_on_waiting_depends_on_the_plan(plan: str | None, advice: str):
     assert advice in judge(summary(wait=8.0, forward=2.0), plan=plan).advice
+
+
+@pytest.mark.parametrize("name", list(get_args(PlanName)))
+def test_every_plan_of_the_feed_has_an_advice_of_its_own(name: PlanName):
+    several = 2 if name in ("threads", "processes") else 0
+    plan = Plan(name=name, reason="seen", workers=several, prefetch_batches=2 * several)
+    advised = judge(summary(wait=8.0, forward=2.0), plan=str(plan)).advice
+    assert advised != judge(summary(wait=8.0, forward=2.0), plan=None).advice
 
 
 def test_copying_and_the_rest_are_named():
@@ -75,7 +87,7 @@ def test_small_costs_leave_compute():
     assert verdict.bound_by == "compute"
     assert verdict.share == pytest.approx(0.9)
     assert verdict.expected_gain == pytest.approx(1 / 0.55)
-    assert verdict.advice == "make the step cheaper: --precision auto"
+    assert verdict.advice == "make the step cheaper: precision 'auto' (--precision auto)"
     assert "saturation 97%" in verdict.evidence
 
 
@@ -85,7 +97,7 @@ def test_advice_on_compute_depends_on_precision_and_size():
     assert "--precision auto" in judge(busy, precision="float32").advice
     assert "auto" not in judge(busy, precision="float32", precision_measured=True).advice
     tiny = summary(seconds=0.05, forward=0.05)
-    assert "--batch-size 128" in judge(tiny, batch_size=64).advice
+    assert "batch size 128" in judge(tiny, batch_size=64).advice
 
 
 def test_a_device_that_starves_for_launches_is_told_from_one_that_is_busy():
@@ -94,7 +106,7 @@ def test_a_device_that_starves_for_launches_is_told_from_one_that_is_busy():
     starving = judge(summary(device=device, behind=0.05, **launches), batch_size=32)
     assert starving.bound_by == "the host (launching work)"
     assert starving.share == pytest.approx(0.9)
-    assert "--batch-size 64" in starving.advice
+    assert "batch size 64" in starving.advice
     assert any("at the end of 5% of 12 sampled steps" in line for line in starving.evidence)
     assert judge(summary(device=device, behind=0.95, **launches)).bound_by == "compute"
     # A host that is idle most of the time cannot be what the device waits for.
