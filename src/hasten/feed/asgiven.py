@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,14 @@ from typing import Any
 from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.describe import text_of
+from hasten.feed.failure import Failure
 from hasten.feed.inside import Inside, alive, inside
 from hasten.feed.openfiles import OpenFiles
-from hasten.feed.samples import Made, Maker
+from hasten.feed.samples import Made, Maker, short
 from hasten.feed.sources import as_rows
 from hasten.feed.tables import Table
-from hasten.feed.work import Beginning, left_by, said, unsendable
+from hasten.feed.work import Beginning
 
 _TRIAL_S = 0.5
 
@@ -54,12 +55,16 @@ class AsGiven(Maker):
         before = randomness.save()
         try:
             return many(indices), list(indices)
-        except Exception:
-            randomness.restore(before)
-            found = self._one_by_one(list(indices), made)  # names the sample that it was
-            if made.skipped:
-                return found
-            raise
+        except Exception as error:  # noqa: BLE001 - raised below, where no sample does by itself
+            failed = error
+        randomness.restore(before)
+        found = self._one_by_one(list(indices), made)  # names the sample that it was
+        if made.skipped:
+            return found
+        raise DataError(
+            f"__getitems__ of {type(self.dataset).__name__} raised {type(failed).__name__}: "
+            f"{text_of(failed)} on the samples {short(indices)}, none of which does by __getitem__"
+        ) from failed
 
     def _one_by_one(self, indices: list[Any], made: Made) -> tuple[list[Any], list[Any]]:
         samples, kept = [], []
@@ -181,8 +186,8 @@ class AsGivenWork:
         before = randomness.save()
         try:
             made = self._maker.make(0, number, indices)
-        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
-            made = Made(number, failure=(said(error), traceback.format_exc()))
+        except Exception as error:  # noqa: BLE001 - raised again by the loop
+            made = Made(number, failure=Failure.of_batch(error))
         moved = randomness.touched(before)
         after = randomness.packed(randomness.save()) if moved else None
         return Watched(made, moved, after, changed=self._changed())
@@ -195,13 +200,13 @@ class AsGivenWork:
 
     def failed(self, job: Any, error: Exception) -> Watched:
         """See `Work`."""
-        return Watched(Made(job[0], failure=unsendable(error)))
+        return Watched(Made(job[0], failure=Failure.unsendable(error)))
 
     def left(self, job: Any, error: BaseException) -> Watched | Tried:
         """See `Work`."""
         if isinstance(job, Trial):
             return Tried(None, 1.0, 0, frozenset(), changed=False, unseen=False)
-        return Watched(Made(job[0], failure=left_by(error)))
+        return Watched(Made(job[0], failure=Failure.left_by(error)))
 
     def _tried(self, job: Trial) -> Tried:
         before, end = randomness.save(), time.perf_counter() + _TRIAL_S

@@ -15,7 +15,6 @@ from hasten.feed.describe import late
 from hasten.feed.pool import DiedError, Pool
 from hasten.feed.resting import Rest
 from hasten.feed.samples import short
-from hasten.feed.work import RemoteError
 
 _log = logging.getLogger("hasten.feed")
 
@@ -183,12 +182,6 @@ def received(pool: Pool, worker: int, timeout_s: float, rest: Rest | None = None
         return pool.receive(worker, timeout_s or None)
     except TimeoutError as error:
         raise DataError(late("worker processes", timeout_s)) from error
-
-
-def raise_failure(failure: tuple[str, str]) -> None:
-    """Raise what went wrong in a worker: (message, traceback)."""
-    message, text = failure
-    raise DataError(message) from (RemoteError(text) if text else None)
 
 
 def as_list(indices: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from hasten.errors import DataError
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Watched
 from hasten.feed.draws import Draws
 from hasten.feed.iteration import Epoch
-from hasten.feed.jobs import Jobs, raise_failure
+from hasten.feed.jobs import Jobs
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
@@ -105,7 +105,7 @@ class OriginalWorkers:
             while len(crew.jobs):
                 indices, made, running.after[made.number] = self._take(crew)
                 if made.failure is not None:
-                    raise_failure(made.failure)
+                    made.failure.throw()
                 yield from running.finished(made, indices, self._report)
                 del made
             kept = True

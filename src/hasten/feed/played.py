@@ -16,7 +16,6 @@ from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws
 from hasten.feed.inside import bulky, inside
 from hasten.feed.iteration import Epoch
-from hasten.feed.jobs import raise_failure
 from hasten.feed.originals import Running, begun
 from hasten.feed.samples import Made
 from hasten.feed.sources import Report
@@ -119,7 +118,7 @@ class _Player:
     def make(self, number: int, indices: Any) -> tuple[Made, dict[str, Any] | None]:
         """A batch, and the states of the generators if it drew from them."""
         if self._beginning.failure is not None:
-            raise_failure(self._beginning.failure)
+            self._beginning.failure.throw()
         outside, threads = randomness.save(), torch.get_num_threads()
         info = torch_worker._worker_info
         randomness.restore(self._states)

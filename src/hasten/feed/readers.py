@@ -9,7 +9,7 @@ from typing import Any
 
 from hasten.errors import DataError
 from hasten.feed.compare import identical
-from hasten.feed.jobs import MOST_DEATHS, UNBOUND, Bound, raise_failure, received
+from hasten.feed.jobs import MOST_DEATHS, UNBOUND, Bound, received
 from hasten.feed.pool import DiedError, Pool
 from hasten.feed.work import Piece
 
@@ -153,7 +153,7 @@ def in_turn(readers: Sequence[Reader]) -> Generator[Piece | None, None, None]:
         reader = active[0]
         piece = reader.next()
         if piece.failure is not None:
-            raise_failure(piece.failure)
+            piece.failure.throw()
         if piece.ended:
             active.popleft()
             continue

@@ -33,6 +33,7 @@ from hasten.feed.describe import (
     transform_of,
     unknown_part,
 )
+from hasten.feed.failure import Failure
 from hasten.feed.keys import COLLATE, mix, sample_key, sample_keys
 
 _T = TypeVar("_T")
@@ -49,14 +50,14 @@ class Made:
         batch: what the collate function gave; None where `empty`.
         kept: the indices in it, where some were skipped; else None.
         skipped: (index, message) of the samples left out.
-        failure: (message, traceback as text), set in worker processes instead of raising.
+        failure: set in worker processes instead of raising.
     """
 
     number: int
     batch: Any = None
     kept: list[Any] | None = None
     skipped: list[tuple[Any, str]] = field(default_factory=list)
-    failure: tuple[str, str] | None = None
+    failure: Failure | None = None
 
     @property
     def empty(self) -> bool:

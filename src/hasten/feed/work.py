@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -11,27 +10,18 @@ from typing import Any
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
-from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.describe import ON_HOST, on_device, text_of
+from hasten.feed.failure import Failure, said
 from hasten.feed.keys import WORKERS, mix
 from hasten.feed.openfiles import OpenFiles
-from hasten.feed.parcel import OnDeviceError
 from hasten.feed.samples import Made, Maker
-
-
-class RemoteError(Exception):
-    """The traceback of a worker process, as text: the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
 
 
 class Beginning:
     """How a worker begins: seeded, known to `get_worker_info`, and by the user's function.
 
     Attributes:
-        failure: (message, traceback) of a worker_init_fn that raised; for the first batch to tell.
+        failure: of a worker_init_fn that raised; for the first batch to tell.
         info: what `torch.utils.data.get_worker_info` gives.
     """
 
@@ -43,7 +33,7 @@ class Beginning:
         self._workers = workers
         self._base = base
         self._function = function
-        self.failure: tuple[str, str] | None = None
+        self.failure: Failure | None = None
         self.info: Info | None = None
 
     def start(self, worker: int) -> None:
@@ -55,8 +45,8 @@ class Beginning:
             return
         try:
             self._function(worker)
-        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
-            self.failure = init_failure(self._function, worker, error), traceback.format_exc()
+        except Exception as error:  # noqa: BLE001 - raised again by the loop
+            self.failure = Failure.of_init(self._function, worker, error)
 
     def resized(self, workers: int) -> None:
         """There are so many workers now: for those that begin yet, and for `get_worker_info`."""
@@ -120,17 +110,17 @@ class MapWork:
             return Made(number, failure=self._beginning.failure)
         try:
             made = self._maker.make(epoch, number, indices)
-        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
-            return Made(number, failure=(said(error), traceback.format_exc()))
+        except Exception as error:  # noqa: BLE001 - raised again by the loop
+            return Made(number, failure=Failure.of_batch(error))
         return made
 
     def failed(self, job: tuple[int, int, Any], error: Exception) -> Made:
         """See `Work`."""
-        return Made(job[1], failure=unsendable(error))
+        return Made(job[1], failure=Failure.unsendable(error))
 
     def left(self, job: tuple[int, int, Any], error: BaseException) -> Made:
         """See `Work`."""
-        return Made(job[1], failure=left_by(error))
+        return Made(job[1], failure=Failure.left_by(error))
 
 
 @dataclass(slots=True)
@@ -147,7 +137,7 @@ class Piece:
     samples: int = 0
     ended: bool = False
     shared: bool = True
-    failure: tuple[str, str] | None = None
+    failure: Failure | None = None
 
 
 StreamJob = tuple[int, int] | None
@@ -198,19 +188,19 @@ class StreamWork:
                 for _ in range(skip):
                     self._next()
             piece = self._next()
-        except Exception as error:  # noqa: BLE001 - raised again by the loop, with this text
+        except Exception as error:  # noqa: BLE001 - raised again by the loop
             self._samples = None
             text = f"the stream failed in a worker process: {said(error)}"
-            return Piece(failure=(text, traceback.format_exc()))
+            return Piece(failure=Failure.of(text, error))
         return piece
 
     def failed(self, job: StreamJob, error: Exception) -> Piece:
         """See `Work`."""
-        return Piece(failure=unsendable(error))
+        return Piece(failure=Failure.unsendable(error))
 
     def left(self, job: StreamJob, error: BaseException) -> Piece:
         """See `Work`."""
-        return Piece(failure=left_by(error))
+        return Piece(failure=Failure.left_by(error))
 
     def _next(self) -> Piece:
         size = self._batch_size or 1
@@ -225,45 +215,3 @@ class StreamWork:
             return Piece(ended=True, shared=shared)
         batch = self._collate(samples if self._batch_size is not None else samples[0])
         return Piece(batch, len(samples), shared=shared)
-
-
-def init_failure(function: Callable[[int], None], worker: int, error: Exception) -> str:
-    """What to say of a worker_init_fn that raised."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return (
-        f"worker_init_fn {name} raised {type(error).__name__} in worker {worker}: {text_of(error)}"
-    )
-
-
-def said(error: Exception) -> str:
-    """An error of a worker process in one line."""
-    if isinstance(error, OnDeviceError):
-        return on_device(str(error))
-    text = text_of(error)
-    if not isinstance(error, DataError):
-        text = f"{type(error).__name__}: {text}"
-    if "Cannot re-initialize" in text:
-        text += f". {ON_HOST}"
-    return text
-
-
-def unsendable(error: Exception) -> tuple[str, str]:
-    """(message, traceback) for a batch that cannot travel between processes."""
-    if isinstance(error, OnDeviceError):
-        return on_device(str(error)), ""
-    text = (
-        f"a batch cannot be sent from a worker process ({type(error).__name__}: {text_of(error)}); "
-        "return what can be pickled (tensors, arrays, numbers, text, and containers of those), or "
-        "use num_workers=0"
-    )
-    return text, traceback.format_exc()
-
-
-def left_by(error: BaseException) -> tuple[str, str]:
-    """(message, traceback) where code of the data set wanted to end the process."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = (
-        f"the data set raised {type(error).__name__} in a worker process (at {frame.filename}:"
-        f"{frame.lineno}), which would end it: raise another error there (ValueError, say)"
-    )
-    return text, traceback.format_exc()

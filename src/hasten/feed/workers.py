@@ -14,7 +14,7 @@ from hasten.errors import DataError, UsageError
 from hasten.feed.describe import text_of
 from hasten.feed.fingerprint import fingerprint
 from hasten.feed.forking import refuse_workers_here
-from hasten.feed.jobs import Bound, Jobs, raise_failure
+from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
 from hasten.feed.order import Order
@@ -138,7 +138,7 @@ class Processes:
             # Before the batch is given: workers are to work while the loop does.
             jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
             if made.failure is not None:
-                raise_failure(made.failure)
+                made.failure.throw()
             for index, message in made.skipped:
                 self._report(index, message)
             if not made.empty:

@@ -378,8 +378,11 @@ class Broken(Transformed):
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_sample_that_raises_is_named(workers: str) -> None:
-    with pytest.raises(DataError, match=r"sample 21 of Broken raised ValueError.*no such picture"):
+    told = r"sample 21 of Broken raised ValueError.*no such picture"
+    with pytest.raises(DataError, match=told) as info:
         trainer().fit(DataLoader(Broken(), 8, **WORKERS[workers]), epochs=1)
+    cause = info.value.__cause__
+    assert type(cause) is ValueError and str(cause) == "no such picture"
 
 
 class OwnWay(DataLoader[Any]):
