@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+import traceback
 from typing import Any
 
 import feed_datasets as kinds
@@ -43,7 +44,8 @@ def test_a_sample_that_raises_is_named(plan: str) -> None:
     ):
         list(loader)
     cause = info.value.__cause__
-    assert isinstance(cause, OSError) or "in fetch" in str(cause), "the original traceback"
+    assert isinstance(cause, OSError)
+    assert "in fetch" in "".join(traceback.format_exception(cause)), "the original traceback"
 
 
 @pytest.mark.parametrize("plan", PLANS)
