@@ -28,6 +28,7 @@ Clock = Callable[[], float]
 _START_WORKERS_S = 0.3  # what an epoch's samples must cost for worker processes to pay
 _RESIDENT_SHARE = 0.25  # of the device's free memory
 _FREE = 0.75  # share of the time that the interpreter's lock must be free, for threads to pay
+_FREE_ENOUGH = 0.25  # where processes cannot pay: threads may make a third more in the same time
 _WAITS = "mostly waiting"
 _UNSTEADY = (
     "and an index gives another one each time (of a generator, a counter or a clock of its own): "
@@ -160,7 +161,9 @@ class Planner:
         if not cost.steady:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
         have, waits = runtime.cores(), cost.waits
-        free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
+        free = cost.free
+        if free is None:
+            free = 0.0 if maker.fetch is None else 1.0  # fetch is meant for threads
         if maker.fetch is not None and (
             waits or cost.cut or cost.shares or free > _FREE or have == 1
         ):
@@ -172,14 +175,20 @@ class Planner:
             if waits:
                 wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
-            if cost.free is not None and cost.free > _FREE and have > 1:
+            if free > _FREE and have > 1:
                 return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
         if maker.fetch is None and waits and not cost.draws:
             return sizing.by_threads(1, f"{each}, {_WAITS}")
         if have == 1 and not waits:
             return Plan(name="inline", reason=f"{each}, and one core")
         if not cost.cut and cost.seconds * count < _START_WORKERS_S:
-            return Plan(name="inline", reason=f"{each}, an epoch's take less than starting workers")
+            short = f"{each}, an epoch's take less than starting workers"
+            if maker.fetch is None and (cost.draws or not self._several):
+                return Plan(name="inline", reason=short)
+            # Threads need no starting. On a busy machine the lock seems less free than it is.
+            if free > _FREE_ENOUGH and have > 1:
+                return sizing.by_threads(have, short)
+            return Plan(name="inline", reason=f"{short}, and they hold the interpreter's lock")
         return sizing.by_processes(cost, f"{each}, {_WAITS}" if waits else each)
 
 

@@ -80,6 +80,8 @@ def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pl
         (Timed(1.0, count=30), "processes", 2, "1 s a sample"),
         (TimedFetching(2e-3, free=0.9), "threads", 4, "2 ms a sample"),
         (TimedFetching(2e-3, free=0.1), "processes", 4, "2 ms a sample"),
+        (TimedFetching(2e-3, free=0.4, count=100), "threads", 4, "less than starting workers"),
+        (TimedFetching(2e-3, free=0.1, count=100), "inline", 0, "hold the interpreter's lock"),
         (TimedFetching(2e-3, busy=0.4), "threads", 10, "mostly waiting"),
         (TimedFetching(1e-6), "inline", 0, "too cheap"),
         (kinds.Stream(), "inline", 0, "a stream"),
@@ -92,6 +94,17 @@ def test_choice(
     plan = planned(dataset, monkeypatch)
     assert (plan.name, plan.workers) == (name, workers)
     assert reason in str(plan)
+
+
+@pytest.mark.parametrize(("free", "name"), [(0.4, "threads"), (0.1, "inline")])
+def test_an_epoch_too_short_for_workers_may_have_threads(
+    free: float, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hasten.feed.choose.harmless", lambda dataset: True)
+    short = Timed(2e-3, free=free, count=100)
+    plan = planned(short, monkeypatch)
+    assert plan.name == name and "an epoch's take less than starting workers" in str(plan)
+    assert ("hold the interpreter's lock" in str(plan)) == (name == "inline")
 
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
