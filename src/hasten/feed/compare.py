@@ -13,8 +13,16 @@ import torch
 def identical(a: Any, b: Any) -> bool:
     """Same nesting, types and values; tensors and arrays in every bit, NaNs included.
 
-    Other objects by their ``==``; what has none of its own is never the same.
+    Other objects by their ``==``; what has none of its own, or cannot be compared, is never the
+    same.
     """
+    try:
+        return _identical(a, b)
+    except Exception:  # noqa: BLE001 - of an `==` that raises or is no truth, as of data frames
+        return False
+
+
+def _identical(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -35,7 +43,11 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if (a.dtype, a.shape, a.layout, a.device) != (b.dtype, b.shape, b.layout, b.device):
+    if (a.dtype, a.layout, a.device) != (b.dtype, b.layout, b.device) or a.is_nested != b.is_nested:
+        return False
+    if a.is_nested:
+        return identical(a.unbind(), b.unbind())
+    if a.shape != b.shape:
         return False
     if a.layout is not torch.strided:
         return bool(torch.equal(a.to_dense(), b.to_dense()))

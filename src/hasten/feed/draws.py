@@ -132,15 +132,18 @@ class Foreseen:
     """What an epoch's draws will be if nobody else draws meanwhile; nothing is drawn for it.
 
     Run on copies of the samplers, with the global generators put back after each step. What it
-    tells is compared with the draws themselves when their time has come.
+    tells is compared with the draws themselves when their time has come. Where a sampler raises, no
+    more is foreseen: it raises again when its time has come, after the batches before.
     """
 
     def __init__(self, drawn: Drawn) -> None:
         """To be made before the epoch's own `Draws`. `drawn` is a copy."""
         outside = randomness.save()
         try:
-            self._draws = Draws(drawn)
+            self._draws: Draws | None = Draws(drawn)
             self._inside = randomness.save()
+        except Exception:  # noqa: BLE001 - whatever a sampler raises: see above
+            self._draws = None
         finally:
             randomness.restore(outside)
         self._lazy = not drawn.known
@@ -152,18 +155,18 @@ class Foreseen:
             continue
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
+        while self._draws is not None:
             if self._begun and not self._lazy:
                 try:
                     indices = next(self._draws)
-                except StopIteration:
+                except Exception:  # noqa: BLE001 - its end, or whatever a sampler raises
                     return
             else:
                 outside = randomness.save()
                 randomness.restore(self._inside)
                 try:
                     indices = next(self._draws)
-                except StopIteration:
+                except Exception:  # noqa: BLE001 - as above
                     return
                 finally:
                     self._inside = randomness.save()

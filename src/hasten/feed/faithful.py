@@ -21,7 +21,10 @@ from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, left_as_it_is
 
 _WHEN_ASKED = "a batch is made when the loop asks for it, to keep the results"
-_IN_NUMPY = "not ahead, as what is written to NumPy's memory leaves no trace"
+_TRACELESS = (
+    "not ahead, as what is written to NumPy's memory, or to what was made under "
+    "torch.inference_mode(), leaves no trace"
+)
 _BY_ASKING = "by Loader.from_dataloader"
 
 
@@ -149,13 +152,13 @@ class Faithful:
             why = f"num_workers={workers} of the DataLoader; whole tensors, gathered"
             if not _forks(loader):
                 self.table = None
-                return plan_of(loader, f"{why} {_IN_NUMPY if traceless else _BY_ASKING}")
-            more = _IN_NUMPY if traceless else f"{_BY_ASKING} without them"
+                return plan_of(loader, f"{why} {_TRACELESS if traceless else _BY_ASKING}")
+            more = _TRACELESS if traceless else f"{_BY_ASKING} without them"
             return plan_of(loader, f"{why} there, and {more}")
         gather = Planner(replace(options, plan="gather"), self._maker, self.table).plan(device)
         if device is None or runtime.is_host(device):
             return gather
-        more = _IN_NUMPY if traceless else f"ahead or kept on {device} {_BY_ASKING}"
+        more = _TRACELESS if traceless else f"ahead or kept on {device} {_BY_ASKING}"
         return replace(gather, reason=f"{gather.reason}; {more}")
 
 

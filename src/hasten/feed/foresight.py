@@ -215,7 +215,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     if not fork_is_there():
         return _inline("samples are made here, as processes begin by running the script again")
     if inside(maker.dataset, maker.collate_fn) is None:
-        return _inline("what the data set holds is too much to watch for changes")
+        return _inline("what the data set holds cannot be watched for changes, or is too much")
     connected = held(maker.dataset, maker.collate_fn)
     if connected:
         return _inline(SHARED.format(connected))
@@ -281,7 +281,10 @@ def _unfit(moved: frozenset[str], changed: bool) -> str:
         names = " and ".join(sorted(moved))
         return f"its samples draw from the generator of {names}, between the loop's own draws"
     if changed:
-        return "its data set changes when it is asked for samples, or reads on in an open file"
+        return (
+            "its data set changes when it is asked for samples, cannot be watched for changes, or "
+            "reads on in an open file"
+        )
     return ""
 
 

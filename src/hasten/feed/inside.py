@@ -3,7 +3,9 @@
 A generator kept in an attribute, a counter, a cache: a data set that changes when it is asked for
 samples gives others in another process, or when it is asked earlier. Looked at are attributes,
 containers and what functions close over, all the way down. Not seen are variables of modules and
-what lies behind extension types (open files, database handles).
+what lies behind extension types (open files, database handles). Of what has a state that nothing
+tells (sparse and nested tensors, generators without one, whatever raises when it is asked), it is
+said that it cannot be looked into.
 """
 
 from __future__ import annotations
@@ -18,29 +20,39 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 _LONG = 64  # longer containers count by their length and place in memory
 _MOST = 4000  # objects that are looked at
 _SMALL_BYTES = 256  # smaller tensors and arrays count by their values
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype)
+_WHOLE = (torch.Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.BitGenerator)
 _LIVE = (types.GeneratorType, itertools.count, itertools.cycle, itertools.chain, zip, map, filter)
 
 Inside = list[Any] | None
-"""Of some objects, all that is compared; None where there is too much to look at."""
+"""Of some objects, all that is compared; None where that is too much, or cannot be told."""
 
 
-class TooMuchError(Exception):
-    """There is more in the objects than can be looked at before each batch."""
+class UntoldError(Exception):
+    """There is more in the objects than can be looked at before each batch, or what cannot be."""
 
 
 def inside(*objects: Any) -> Inside:
-    """What these objects hold now, to be compared with ``==`` to what they hold later."""
+    """What these objects hold now, to be compared with ``==`` to what they hold later.
+
+    Whatever they hold, nothing is raised.
+    """
     found: list[Any] = []
     try:
         _Look(found).at_all(objects)
-    except TooMuchError:
+    except UntoldError:
         return None
     return found
+
+
+def told(item: Any) -> bool:
+    """Whether what an object holds can be told."""
+    return inside(item) is not None
 
 
 class _Look:
@@ -52,35 +64,46 @@ class _Look:
         todo = list(objects)
         while todo:
             item = todo.pop()
-            if isinstance(item, _PLAIN):
-                self._found.append(_value(item))
-                continue
-            if id(item) in self._seen:
-                continue
-            self._seen.add(id(item))
-            if len(self._seen) > _MOST:
-                raise TooMuchError
-            self._found.append(id(item))
-            todo.extend(self._parts(item))
+            try:
+                todo.extend(self._next(item))
+            except Exception as error:
+                raise UntoldError(f"a {type(item).__name__}") from error
 
-    def _parts(self, item: Any) -> list[Any]:
+    def _next(self, item: Any) -> list[Any]:
         """What to look at next; what can be compared at once goes to the list."""
-        if isinstance(item, torch.Tensor):
-            return [_tensor(item)]
-        if isinstance(item, np.ndarray):
-            return [_array(item)]
-        state = _generator(item)
+        if isinstance(item, _PLAIN):
+            self._found.append(_value(item))
+            return []
+        if id(item) in self._seen:
+            return []
+        self._seen.add(id(item))
+        if len(self._seen) > _MOST:
+            raise UntoldError("too much")
+        self._found.append(id(item))
+        state = _state(item)
         if state is not None:
-            return [state]
-        if isinstance(item, dict):
+            self._found.append(state)
+            return []
+        if isinstance(item, (dict, list, tuple, set, frozenset)):
             self._found.append(len(item))
-            if len(item) > _LONG:
-                return []
-            return [*item.keys(), *item.values()]
-        if isinstance(item, (list, tuple, set, frozenset)):
-            self._found.append(len(item))
-            return list(item) if len(item) <= _LONG else []
-        return list(_attributes(item))
+        return _parts(item)
+
+
+def _parts(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return [*item.keys(), *item.values()] if len(item) <= _LONG else []
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return list(item) if len(item) <= _LONG else []
+    return list(_attributes(item))
+
+
+def _state(item: Any) -> str | None:
+    """Of what has no parts, all that can be compared; None of anything else."""
+    if isinstance(item, torch.Tensor):
+        return _tensor(item)
+    if isinstance(item, np.ndarray):
+        return _array(item)
+    return _generator(item)
 
 
 def _value(item: Any) -> Any:
@@ -140,6 +163,8 @@ def bulky(*objects: Any) -> list[Any]:
 
 
 def _large(item: Any) -> bool:
+    if is_lazy(item):  # it has no size, and says so by raising
+        return False
     if isinstance(item, torch.Tensor):
         return item.numel() * item.element_size() > _SMALL_BYTES
     if isinstance(item, np.ndarray):
@@ -150,29 +175,54 @@ def _large(item: Any) -> bool:
 def walk(objects: Any, past: tuple[type, ...] = ()) -> Iterator[Any]:
     """All that these objects hold, themselves among it; the first few thousand.
 
+    What raises when it is asked what it is, or what it holds, is passed over.
+
     Args:
         past: of these kinds, none is given nor looked into.
     """
-    look = _Look([])
     todo, seen = list(objects), set[int]()
     while todo and len(seen) < _MOST:
         item = todo.pop()
-        if isinstance(item, (*_PLAIN, *past)) or id(item) in seen:
+        if id(item) in seen:
             continue
         seen.add(id(item))
-        yield item
-        todo.extend(look._parts(item))
+        parts = _open(item, (*_PLAIN, *past))
+        if parts is not None:
+            yield item
+            todo.extend(parts)
 
 
-def _tensor(item: torch.Tensor) -> Any:
-    where = (item.data_ptr(), item._version) if type(item) is torch.Tensor else (id(item),)
-    small = item.device.type == "cpu" and item.numel() * item.element_size() <= _SMALL_BYTES
-    plain = type(item) is torch.Tensor and item.layout is torch.strided and not item.is_quantized
-    values = repr(item.detach().flatten().tolist()) if small and plain else ""
-    return repr((where, tuple(item.shape), str(item.dtype))) + values
+def _open(item: Any, past: tuple[type, ...]) -> list[Any] | None:
+    try:
+        if isinstance(item, past):
+            return None
+        return [] if isinstance(item, _WHOLE) else _parts(item)
+    except Exception:  # noqa: BLE001 - a proxy of nothing, attributes that cannot be read
+        return None
 
 
-def _array(item: Any) -> Any:
+def _tensor(item: torch.Tensor) -> str:
+    """Where it is, and how often it was written to; of a small one, the values.
+
+    Raises:
+        UntoldError: it has no memory of its own to say that of (sparse, nested, one that wraps
+            others), or was made under `torch.inference_mode()`, which counts nothing, and is large.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        small = item.device.type == "cpu" and item.numel() * item.element_size() <= _SMALL_BYTES
+        bare = type(item) is torch.Tensor and item.layout is torch.strided
+        readable = small and bare and not item.is_quantized
+        place, shape = item.data_ptr(), tuple(item.shape)
+        if not place and item.numel():
+            raise UntoldError("a tensor that wraps others")
+        if item.is_inference() and not readable:
+            raise UntoldError("a large tensor made under torch.inference_mode()")
+        version = -1 if item.is_inference() else item._version
+        values = repr(item.detach().flatten().tolist()) if readable else ""
+    return repr((place, version, shape, str(item.dtype))) + values
+
+
+def _array(item: Any) -> str:
     small = item.nbytes <= _SMALL_BYTES and item.dtype != object
     values = item.tobytes().hex() if small else ""
     return repr((item.__array_interface__["data"], item.shape, str(item.dtype))) + values
@@ -183,9 +233,9 @@ def _generator(item: Any) -> str | None:
     if isinstance(item, torch.Generator):
         return bytes(item.get_state().numpy()).hex() if item.device.type == "cpu" else repr(item)
     if isinstance(item, np.random.Generator):
-        return _state(item.bit_generator)
+        return _bits(item.bit_generator)
     if isinstance(item, np.random.BitGenerator):
-        return _state(item)
+        return _bits(item)
     if isinstance(item, np.random.RandomState):
         state = item.get_state(legacy=False)
         return repr({k: v for k, v in state.items() if k != "state"}) + _words(state["state"])
@@ -194,7 +244,7 @@ def _generator(item: Any) -> str | None:
     return None
 
 
-def _state(item: Any) -> str:
+def _bits(item: Any) -> str:
     state = item.state
     rest = {k: v for k, v in state.items() if k != "state"}
     return repr(rest) + _words(state["state"])

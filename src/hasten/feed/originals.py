@@ -23,7 +23,7 @@ from hasten.feed.workers import start_pool
 
 _CHANGES = (
     "the data set changes in its workers when samples are made (a generator, a counter or a cache "
-    "of its own), and what it had become there is lost"
+    "of its own), or cannot be watched for that, and what it had become there is lost"
 )
 
 

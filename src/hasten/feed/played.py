@@ -14,7 +14,7 @@ from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven
 from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws
-from hasten.feed.inside import bulky, inside
+from hasten.feed.inside import bulky, inside, told
 from hasten.feed.iteration import Epoch
 from hasten.feed.originals import Running, begun
 from hasten.feed.samples import Made
@@ -26,7 +26,7 @@ class Virtual:
     """A DataLoader's workers played in the loop's own thread, each with its generators.
 
     Each has a copy of the data set, as a process would have; large tensors and long lists are
-    shared, as long as none of them changes them.
+    shared, as long as none of them changes them, which is watched.
     """
 
     def __init__(self, loader: Any, maker: AsGiven, report: Report) -> None:
@@ -72,7 +72,8 @@ class Virtual:
 
     def _started(self, epoch: Epoch) -> list[_Player]:
         loader = self._loader
-        shared = {id(item): item for item in bulky(loader.dataset, self._maker.collate_fn)}
+        bulk = bulky(loader.dataset, self._maker.collate_fn)
+        shared = {id(item): item for item in bulk if told(item)}
         players = []
         for worker in range(loader.num_workers):
             try:
@@ -112,7 +113,7 @@ class _Player:
         finally:
             randomness.restore(outside)
             torch_worker._worker_info = info
-        self._bulk = bulky(maker.dataset, maker.collate_fn)
+        self._bulk = [item for item in bulky(maker.dataset, maker.collate_fn) if told(item)]
         self._shared = inside(*self._bulk)
 
     def make(self, number: int, indices: Any) -> tuple[Made, dict[str, Any] | None]:

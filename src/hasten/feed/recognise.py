@@ -41,21 +41,23 @@ def recognise(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> Table | 
     """
     if collate_fn is not None and collate_fn is not default_collate:
         return None
+    before = randomness.save()
+    try:
+        return _table_of(dataset)
+    except Exception:  # noqa: BLE001 - iterating the ordinary way tells of it
+        return None
+    finally:
+        randomness.restore(before)
+
+
+def _table_of(dataset: Any) -> Table | None:
     found = _flatten(dataset)
     if found is None or not found.parts or not _alike(found.parts):
         return None
     table = Table(found.parts, found.order, layout=found.layout, holds=found.hold)
     if table.rows == 0 or table.rows != len(dataset):
         return None
-    before = randomness.save()
-    try:
-        return (
-            table if all(_agree(dataset, table, trial) for trial in _trials(table.rows)) else None
-        )
-    except Exception:  # noqa: BLE001 - iterating the ordinary way tells of it
-        return None
-    finally:
-        randomness.restore(before)
+    return table if all(_agree(dataset, table, trial) for trial in _trials(table.rows)) else None
 
 
 def _trials(rows: int) -> list[Indices]:
@@ -236,6 +238,7 @@ def _alike(parts: list[list[torch.Tensor]]) -> bool:
     for part in parts:
         for tensor in part:
             plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+            plain &= not tensor.is_nested
             if not plain or tensor.requires_grad or tensor.device.type != "cpu":
                 return False
     kinds = [[(t.dtype, t.shape[1:]) for t in part] for part in parts]

@@ -75,10 +75,11 @@ class Table:
 
     @property
     def traceless(self) -> bool:
-        """Whether some of it lies in memory that is not PyTorch's alone: an array's, or one that
-        processes share, which can be written to without a version that counts it."""
+        """Whether some of it can be written to without a version that counts it: it lies in memory
+        that is not PyTorch's alone (an array's, or one that processes share), or was made under
+        `torch.inference_mode()`."""
         every = [t for part in self._parts for t in part]
-        return not all(t.untyped_storage().resizable() for t in every)
+        return any(t.is_inference() or not t.untyped_storage().resizable() for t in every)
 
     @property
     def exact(self) -> bool:
@@ -133,14 +134,15 @@ class Table:
         return [column.index_select(0, index) for column in self._parts[0]]
 
     def versions(self, *, shared: bool = True) -> list[tuple[int, int]]:
-        """Where the tensors are and how often they were written to: changes when they change.
+        """Where the tensors are and how often they were written to: changes when they change, where
+        that leaves a trace (`traceless`).
 
         Args:
             shared: also of those in memory that processes share.
         """
         every = [t for part in self._parts for t in part]
         found = [t for t in every if shared or not t.is_shared()]  # type: ignore[no-untyped-call]
-        return [(t.data_ptr(), t._version) for t in found]
+        return [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in found]
 
     def on(self, device: torch.device) -> Resident:
         """A copy of the used rows on a device."""
