@@ -26,12 +26,14 @@ class Epoch:
         seen: of the indices given, where others may be given next time.
         base: of the seeds of its workers.
         after: of each worker that has drawn, its generators after the last batch given.
+        before: the same before the first batch.
     """
 
     start: dict[str, Any]
     seen: Any
     base: int = 0
     after: dict[int, dict[str, Any]] = field(default_factory=dict)
+    before: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def note(self, indices: Any) -> None:
         """A batch of these indices was given: kept in mind where they may be others next time."""

@@ -163,7 +163,9 @@ class Loader(Attributes):
 
         The batches, and the states of the global random generators (of torch, numpy and random)
         and of the DataLoader's own, are bit for bit those of iterating it, whatever the plan. It
-        is left to hasten from here on: do not iterate it yourself at the same time.
+        is left to hasten from here on: do not iterate it yourself at the same time. Attributes
+        of it that are set later are heeded when they would be: by the next iteration, but for
+        workers that are persistent.
 
         Args:
             loader: any DataLoader.
@@ -341,6 +343,7 @@ class Loader(Attributes):
             UsageError: it is no position of this Loader: it belongs to another seed, or to
                 another data set.
         """
+        self._heed()
         epoch, batch = checked(state, self._options)
         if self._order is not None:
             self._order.load_state({**state, "epoch": epoch, "batch": batch})
@@ -367,12 +370,20 @@ class Loader(Attributes):
         self.close()
 
     def _iterate(self, device: torch.device | None, ahead: Ahead | None) -> Iterator[Any]:
+        self._heed()
         cursor = self._cursor = Cursor(self._epoch, self._first)
         self._first = 0
         items = self._feeds.items(device, ahead, cursor.epoch, cursor.batch)
         iterator = self._run(items, cursor)
         self._live.add(iterator)
         return iterator
+
+    def _heed(self) -> None:
+        """Stand for a DataLoader as it is by now."""
+        feeds = self._feeds
+        anew = feeds.renewed(self._first) if isinstance(feeds, TakenFeeds) else None
+        if anew is not None:
+            self._options, self._order, self._feeds = anew
 
     def _run(self, items: Generator[Item, None, None], cursor: Cursor) -> Iterator[Any]:
         left_out, empty, closed = self._skips.count, True, self._closed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from hasten.errors import DataError
+from hasten.errors import DataError, UsageError
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Watched
 from hasten.feed.draws import Draws
 from hasten.feed.iteration import Epoch
@@ -208,9 +208,20 @@ class OriginalStream:
         self._order = order
         self._say = say
         self._lasting: tuple[Pool, list[Reader]] | None = None
+        self._size: int | None = None  # of the batches that its workers make
 
     def run(self, draws: Draws, epoch: Epoch, first: int) -> Running:
-        """An epoch that begins now; the batches before `first` are read and left out."""
+        """An epoch that begins now; the batches before `first` are read and left out.
+
+        Raises:
+            UsageError: workers that last make batches of another size than is wanted by now.
+        """
+        if self._lasting is not None and self._size != _size(self._loader):
+            raise UsageError(
+                f"the batch_size of the stream's batch_sampler is {_size(self._loader)} now, and "
+                f"its persistent workers make batches of {self._size}: close the Loader first "
+                "(loader.close()), or leave persistent_workers out"
+            )
         running = _Streaming(draws, epoch, first)
         running.items = begun(self._items(draws, epoch, first))
         return running
@@ -256,11 +267,12 @@ class OriginalStream:
 
     def _started(self, epoch: Epoch) -> Pool:
         loader = self._loader
+        self._size = _size(loader)
         beginning = Beginning(loader.dataset, loader.num_workers, epoch.base, loader.worker_init_fn)
         work = StreamWork(
             loader.dataset,
             beginning,
-            batch_size=loader.batch_size,
+            batch_size=self._size,
             drop_last=loader.drop_last,
             collate_fn=loader.collate_fn,
             seed=None,
@@ -276,6 +288,12 @@ class OriginalStream:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _size(loader: Any) -> int | None:
+    """Of a stream's batches: its batch sampler's, which a loop may set."""
+    size: int | None = getattr(loader.batch_sampler, "batch_size", loader.batch_size)
+    return size
 
 
 def begun(items: Generator[Any, None, None]) -> Generator[Item, None, None]:

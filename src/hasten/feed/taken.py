@@ -18,6 +18,7 @@ from hasten.feed.inside import Inside, inside
 from hasten.feed.iteration import Epoch, back, kept
 from hasten.feed.options import Options
 from hasten.feed.order import Shard, drawn_otherwise
+from hasten.feed.parts import lasts
 from hasten.feed.position import check_reached
 from hasten.feed.stateful import KEY as STATES
 from hasten.feed.stateful import Stateful
@@ -101,9 +102,25 @@ def original_of(loader: Any) -> Any | None:
 def brings_back(position: Mapping[str, Any], original: Any) -> bool:
     """Whether a position brings a DataLoader that is taken over to where it was, with nothing
     lost: else it is read again up to there, by one who can."""
-    kept, workers = position.get(_KEY), original.num_workers
+    kept = position.get(_KEY)
     if kept is None or kept["refuses"] or kept.get("lost"):
         return False
+    return _as_many(kept, original)
+
+
+def beginning(position: Mapping[str, Any], original: Any) -> dict[str, Any] | None:
+    """Of a position, where its epoch begins by workers that go on from the epoch before, for who
+    reads it again: nothing is drawn for them then. None where it begins as any does."""
+    kept = position.get(_KEY)
+    if kept is None or not kept.get("again"):
+        return None
+    begins = {name: value for name, value in kept.items() if name != "global"}
+    begins["after"] = kept.get("before", kept["after"]) if _as_many(kept, original) else {}
+    return {**position, "batch": 0, _KEY: {**begins, "workers": original.num_workers}}
+
+
+def _as_many(kept: Mapping[str, Any], original: Any) -> bool:
+    workers = original.num_workers
     return bool(kept.get("workers", workers) == workers)
 
 
@@ -133,12 +150,24 @@ class TakenOrder(LateOrder):
         self._ended = True
         self._held_first: Inside = None
         self._resume: dict[str, Any] | None = None
-        self._lasts = bool(loader.persistent_workers)
+        self._lasts = lasts(loader)
+        self._workers = loader.num_workers
         self._told = self._drawn.known or isinstance(loader.dataset, IterableDataset)
         self.refuses = ""
 
     def __len__(self) -> int:
         return len(self.original)
+
+    def renewed(self, first: int) -> TakenOrder:
+        """That of the DataLoader as it is by now, with the position that was loaded.
+
+        Raises:
+            UsageError: the position is none of it now.
+        """
+        made = TakenOrder(self.original)
+        if self._resume is not None:
+            made.load_state({_KEY: {**self._resume, "lost": ""}, "batch": first})
+        return made
 
     @property
     def ahead(self) -> int:
@@ -161,6 +190,7 @@ class TakenOrder(LateOrder):
                 epoch.base, epoch.after = draws.base, {}
             if resume is not None:
                 epoch.base, epoch.after = resume["base"], dict(resume["after"])
+                epoch.before = resume.get("before", {})
             for number in range(first):
                 indices = self._skipped(draws)
                 if indices is None:
@@ -190,7 +220,7 @@ class TakenOrder(LateOrder):
         """
         resume, self._resume = self._resume, None
         if resume is not None:
-            packed = [name for name in ("global", "after") if name in resume]
+            packed = [name for name in ("global", "after", "before") if name in resume]
             resume = resume | {name: back(resume[name]) for name in packed}
         begun = resume is not None and "global" in resume
         if first and not begun:
@@ -273,20 +303,24 @@ class TakenOrder(LateOrder):
         latest = self._latest
         if self._ended or latest is None:
             own = [generator.get_state() for generator in self._own]
-            stream = isinstance(self.original.dataset, IterableDataset)
-            goes_on = latest is not None and self._lasts and not stream
+            goes_on = latest is not None and self._lasts
             workers = latest.workers if goes_on and latest is not None else {}
-            rest = {"workers": self.original.num_workers, "lost": self._lost()}
+            rest = {"workers": self._workers, "lost": self._lost()}
             rest |= self._stateful.taken()
             return {_KEY: {"own": own, "refuses": "", "again": goes_on, **rest, **workers}}
-        if self.refuses:
+        workers = {**latest.workers, "workers": self._workers}
+        if self.refuses and not latest.start["again"]:
             return {_KEY: {"refuses": self.refuses}}
+        if self.refuses:  # it can be begun as it was, but for what its workers had become
+            begins = {name: part for name, part in latest.start.items() if name != "global"}
+            workers["after"] = kept(latest.before)
+            return {_KEY: {**begins, **workers, "lost": self.refuses, "refuses": self.refuses}}
         return {
             _KEY: {
                 **latest.start,
                 "global": kept(latest.start["global"]),
-                **latest.workers,
-                "workers": self.original.num_workers,
+                **workers,
+                "before": kept(latest.before),
                 "digest": latest.digest,
                 "lost": self._lost(),
                 "refuses": "",
@@ -309,7 +343,7 @@ class TakenOrder(LateOrder):
                 f"the epoch cannot be gone on with from batch {state['batch']}: "
                 f"{resume['refuses']}; begin the epoch anew, or use hasten.Loader for its data set"
             )
-        if resume["refuses"]:
+        if resume["refuses"] and not resume.get("again"):
             self._resume = None
             return
         workers = self.original.num_workers

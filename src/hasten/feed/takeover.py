@@ -22,12 +22,13 @@ from hasten.feed.foresight import Sought, TableAhead, made_ahead
 from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
 from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun
+from hasten.feed.parts import Parts, lasts
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
 from hasten.feed.played import Virtual
 from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
-from hasten.feed.taken import TakenOrder
+from hasten.feed.taken import TakenOrder, options_of
 
 _log = logging.getLogger("hasten.feed")
 
@@ -59,11 +60,35 @@ class TakenFeeds:
         self._now = Now()
         self._written: Any = None  # of a table, the state that workers would have
         self._kept_apart = False  # until closed: lasting ones would see nothing of later changes
+        self._parts = Parts(loader)
+        self._begun = False
 
     @property
     def ahead(self) -> bool:
         """See `Loader.from_dataloader`."""
         return self._planner.ahead
+
+    def renewed(self, first: int) -> tuple[Options, TakenOrder, TakenFeeds] | None:
+        """What stands for the DataLoader as it is by now, from batch `first` on; None where it is
+        what it was. Iterations under way go on by what stood for it.
+
+        Raises:
+            UsageError: the plan that was asked for, or the position, is none of it now.
+        """
+        if not self._parts.changed(begun=self._begun):
+            return None
+        _log.info("feed: the DataLoader's attributes are others now; it is taken over anew")
+        was = self._options
+        options = options_of(
+            self.original,
+            plan=was.plan,
+            on_error=was.on_error,
+            device_transform=was.device_transform,
+        )
+        order = self._order.renewed(first)
+        made = TakenFeeds(self.original, options, order, self._report, ahead=self.ahead)
+        made.silent = self.silent
+        return options, order, made
 
     def plan(self, device: Device) -> Plan:
         """See `Feeds.plan`."""
@@ -82,20 +107,21 @@ class TakenFeeds:
         """See `Feeds.close`."""
         for source in self._sources.values():
             source.close()
-        self._kept_apart = False
+        self._kept_apart = self._begun = False
         self._sources.clear()
         self._plans.clear()
 
     def items(self, device: Device, ahead: Ahead | None, epoch: int, first: int) -> Items:
         """See `Feeds.items`."""
         table = self._planner.table
-        self._kept_apart |= self._sources != {} and self.original.persistent_workers
+        self._kept_apart |= self._sources != {} and lasts(self.original)
         if table is not None and not self._kept_apart and not table.holds():
             _log.info("feed: the data set's tensors, or what it does to them, are others now")
             self.close()
             self._planner.table = None
         # Drawn from now on, not when the first batch is asked for: so does iter(loader).
         plan, order = self.plan(device), self._order
+        self._begun = True
         if not self.silent:
             telling.begun(plan, self._options.dataset)
         if self._planner.left:
@@ -107,6 +133,8 @@ class TakenFeeds:
         if self.original.num_workers:
             now, draws, _ = order.begin(first)
             running = self._running(draws, now, plan, device, first)
+            if not first:
+                now.before = dict(now.after)
             return begun(self._of_workers(running, plan, device, ahead, epoch))
         if plan.name == "processes" or (plan.name == "gather" and plan.ahead_batches > 1):
             now, draws, foreseen = order.begin(first, foresee=True)
@@ -134,7 +162,7 @@ class TakenFeeds:
             self._order.end(now)
         finally:
             shut = getattr(batches, "_shutdown_workers", None)
-            if shut is not None and not self.original.persistent_workers:
+            if shut is not None and not lasts(self.original):
                 shut()
 
     def _direct(
@@ -248,7 +276,7 @@ class TakenFeeds:
         assert table is not None
         if not self._kept_apart:
             self._written = table.versions(shared=False)
-            self._kept_apart = self.original.persistent_workers
+            self._kept_apart = lasts(self.original)
         running = Running(draws, now, first)
         items = self._of_table(plan, device, Known(draws)).batches(0, first)
         running.items = unwritten(items, table, self._written, self.original.num_workers)

@@ -15,7 +15,7 @@ from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader
 from hasten.feed.order import Shard
 from hasten.feed.stateful import KEY as STATES
-from hasten.feed.taken import brings_back, original_of, within_epoch
+from hasten.feed.taken import beginning, brings_back, original_of, within_epoch
 from hasten.feed.telling import silence
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
@@ -99,6 +99,8 @@ class Source:
             return self._from_position(resume, epoch)
         if self._own:
             return iter(self.fed)
+        if resume and self.fed is not None and self._slices is None:
+            self._go_on_with_workers(resume, epoch)
         return self._from_beginning(resume)
 
     def _brings_back(self, resume: dict[str, Any]) -> bool:
@@ -125,6 +127,12 @@ class Source:
         batch = self.batches if over else position["batch"]
         self.fed.load_state_dict({**position, "epoch": epoch, "batch": batch or done})
         return iter(self.fed)
+
+    def _go_on_with_workers(self, resume: dict[str, Any], epoch: int) -> None:
+        begins = beginning(resume["loader"], original_of(self.loader))
+        if begins is not None:
+            self.fed.load_state_dict({**begins, "epoch": epoch, "seed": self.fed.seed})
+            self.fed.set_epoch(epoch)  # samplers are told after they are as they were
 
     def _from_beginning(self, resume: dict[str, Any] | None) -> Iterator[Any]:
         """An epoch; where it was begun before, the batches that were done are read again."""

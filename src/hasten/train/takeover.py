@@ -8,10 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from hasten.feed import Loader
+from hasten.feed.parts import Parts
 from hasten.feed.taken import left_as_it_is
 from hasten.feed.telling import silence
-
-_OF_ITERATING = ("_iterator", "_IterableDataset_len_called")  # a DataLoader's own notes
 
 
 class Takeover:
@@ -20,29 +19,20 @@ class Takeover:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._taken: Loader | None = None
-        self._parts: dict[str, Any] = {}
+        self._parts: Parts | None = None
         self._plan = ""
 
     def of(self, loader: Any) -> Loader | None:
         """The Loader to iterate in place of this one; None where it is iterated as it is."""
-        # Workers that last from epoch to epoch would not see another collate_fn either.
-        changed = self._taken is not None and not (loader.persistent_workers or self._same(loader))
-        if changed:
+        if self._taken is not None and self._parts is not None and self._parts.changed(begun=True):
             self.close()
         if self._taken is None:
             self._plan = ""
             if _can_be_taken(loader):
                 self._taken = Loader.from_dataloader(loader, ahead=False)
-                self._parts = _parts(loader)
+                self._parts = Parts(loader)
                 silence(self._taken)
         return self._taken
-
-    def _same(self, loader: Any) -> bool:
-        now, before = _parts(loader), self._parts
-        return now.keys() == before.keys() and all(
-            now[name] is before[name] or (type(now[name]) is int and now[name] == before[name])
-            for name in now
-        )
 
     @property
     def plan(self) -> str:
@@ -63,10 +53,6 @@ def _can_be_taken(loader: Any) -> bool:
         and not left_as_it_is(loader)
         and loader._iterator is None  # else workers of its own are at work, and go on
     )
-
-
-def _parts(loader: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(loader).items() if name not in _OF_ITERATING}
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:

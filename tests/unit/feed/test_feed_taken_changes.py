@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 import torch
 from feed_datasets import same
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
 
 import hasten
-from hasten.errors import DataError
+from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 
 
@@ -128,3 +136,100 @@ def test_on_a_device_a_copy_of_the_data_set_is_not_believed_once_it_is_written_t
         seen = [[batch.cpu()] for (batch,) in seen]
         assert "the loop changes the data set between batches" in batches.explain()
     assert same(seen, expected)
+
+
+class Drawing(Held):
+    """Samples that draw."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] + torch.rand(2), self.labels[index]
+
+
+class Numbers(IterableDataset):
+    """A stream that its workers share."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        return iter(range(0 if info is None else info.id, 23, info.num_workers if info else 1))
+
+
+def first_half(samples: Any) -> Any:
+    return torch.utils.data.default_collate(samples[: len(samples) // 2])
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "workers": {"num_workers": 2, "prefetch_factor": 2},
+    "no workers": {"num_workers": 0, "prefetch_factor": None},
+    "one worker": {"num_workers": 1},
+    "collate_fn": {"collate_fn": first_half},
+    "generator": {"generator": torch.Generator().manual_seed(3)},
+}
+
+
+@pytest.mark.parametrize("make", [Held, Drawing])
+@pytest.mark.parametrize(
+    ("workers", "lasting", "settings"),
+    [
+        (0, False, "workers"),
+        (0, False, "collate_fn"),
+        (0, False, "generator"),
+        (1, False, "workers"),
+        (2, False, "no workers"),
+        (2, False, "collate_fn"),
+        (2, True, "no workers"),
+        (2, True, "one worker"),
+        (2, True, "collate_fn"),
+    ],
+)
+def test_attributes_that_are_set_between_epochs(
+    make: Any, workers: int, lasting: bool, settings: str
+) -> None:
+    def epochs(feed: Callable[[Any], Any]) -> Any:
+        torch.manual_seed(1)
+        given = DataLoader(
+            make(torch.arange(23)), 4, True, num_workers=workers, persistent_workers=lasting
+        )
+        fed, seen = feed(given), []
+        seen.append((list(fed), torch.rand(1)))
+        for name, value in SETTINGS[settings].items():
+            setattr(given, name, value)
+        if given.generator is not None:
+            given.generator.manual_seed(3)
+        seen += [(list(fed), torch.rand(1)) for _ in range(2)]
+        if isinstance(fed, Loader):
+            fed.close()
+        return seen
+
+    assert same(epochs(Loader.from_dataloader), epochs(lambda given: given))
+
+
+def test_an_iteration_under_way_goes_on_by_what_was() -> None:
+    given = DataLoader(Held(torch.arange(23)), 4)
+    batches = iter(Loader.from_dataloader(given))
+    first = next(batches)
+    given.collate_fn = len
+    assert same([first, *batches], list(DataLoader(Held(torch.arange(23)), 4)))
+
+
+def test_a_position_of_other_workers_than_were_set_since_is_refused() -> None:
+    given = DataLoader(Drawing(torch.arange(23)), 4)
+    with Loader.from_dataloader(given) as loader:
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        given.num_workers, given.prefetch_factor = 2, 2
+        with pytest.raises(UsageError, match="saved with num_workers=0"):
+            iter(loader)
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_the_size_of_a_streams_batches_that_is_set_between_epochs(lasting: bool) -> None:
+    given = DataLoader(Numbers(), 4, num_workers=2, persistent_workers=lasting)
+    with Loader.from_dataloader(given) as loader:
+        list(loader)
+        given.batch_sampler.batch_size = 3  # type: ignore[union-attr]
+        if lasting:
+            with pytest.raises(UsageError, match=r"is 3 now, and .* batches of 4"):
+                iter(loader)
+            loader.close()
+        found = list(loader)
+    assert same(found, list(DataLoader(Numbers(), 3, num_workers=2)))

@@ -228,6 +228,14 @@ def test_another_collate_function_from_some_epoch_on(workers: str) -> None:
     check(lambda: DataLoader(Transformed(), 8, shuffle=True, **WORKERS[workers]), act)
 
 
+def test_no_workers_from_some_epoch_on_in_place_of_lasting_ones() -> None:
+    def act(given: Any, call: int) -> None:
+        if call == CALLS + 2:
+            given.num_workers, given.prefetch_factor = 0, None
+
+    check(lambda: DataLoader(Transformed(), 8, shuffle=True, **WORKERS["2, persistent"]), act)
+
+
 @pytest.mark.parametrize("workers", ["0", "2", "2, persistent"])
 def test_validation_with_it_and_with_the_same(workers: str) -> None:
     def val() -> Any:
@@ -311,6 +319,20 @@ def test_what_changes_when_it_is_asked_is_read_again(tmp_path: Path, workers: st
     assert_ends_alike(go_on(tmp_path, make, at), as_given(make()))
 
 
+@pytest.mark.parametrize("at", [7, 10])
+def test_an_epoch_of_lasting_workers_is_read_again_in_its_order(
+    tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From an epoch's end and from within: no seed is drawn for workers that would have gone on."""
+
+    def make() -> Any:
+        return DataLoader(Counting(), 8, shuffle=True, **WORKERS["2, persistent"])
+
+    found = go_on(tmp_path, make, at)
+    assert sum("changes in its workers" in message for message in caplog.messages) == 1
+    assert_ends_alike(found, as_given(make()))
+
+
 @pytest.mark.parametrize(("before", "after"), [("2", "0"), ("0", "2"), ("1", "2")])
 def test_another_number_of_workers_goes_on(tmp_path: Path, before: str, after: str) -> None:
     made = iter([before, after])
@@ -325,6 +347,16 @@ def test_a_loader_with_a_generator_of_its_own(tmp_path: Path, at: int) -> None:
         return hasten.Loader(points(), 8, True, generator=generator, num_workers=0)
 
     assert_ends_alike(go_on(tmp_path, make, at), train(make()))
+
+
+class Counting(Transformed):
+    """Changes when it is asked; its samples do not follow from that."""
+
+    count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        return super().__getitem__(index)
 
 
 class Moving(Sampler[int]):
