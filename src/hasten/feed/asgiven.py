@@ -12,6 +12,7 @@ from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.describe import text_of
 from hasten.feed.failure import Failure
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.inside import Inside, alive, inside
 from hasten.feed.openfiles import OpenFiles
 from hasten.feed.samples import Made, Maker, short
@@ -55,8 +56,10 @@ class AsGiven(Maker):
         before = randomness.save()
         try:
             return many(indices), list(indices)
-        except Exception as error:  # noqa: BLE001 - raised below, where no sample does by itself
-            failed = error
+        except Exception as error:
+            if by_a_handler(error):
+                raise
+            failed = error  # raised below, where no sample does by itself
         randomness.restore(before)
         found = self._one_by_one(list(indices), made)  # names the sample that it was
         if made.skipped:

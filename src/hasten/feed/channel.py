@@ -17,8 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from hasten.feed.handlers import by_a_handler
+
+_T = TypeVar("_T")
 
 MOST_FILES = 16
 """Open files that may go with a message."""
@@ -27,6 +30,14 @@ _HEAD = struct.Struct("!QI")  # bytes of the message, files that go with it
 _ROOM = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if os.name == "posix" else 0
 _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _TOO_MANY = {errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE} if os.name == "posix" else set()
+
+
+class ClosedError(Exception):
+    """The other end is closed."""
+
+
+class UnusableError(OSError):
+    """This end is closed, or there can be no more open files here."""
 
 
 class Letter(Protocol):
@@ -112,37 +123,43 @@ class Channel:
         """Go on with what is not written yet; whether nothing is left.
 
         Raises:
-            OSError: the other end is closed.
+            ClosedError: the other end is closed.
+            UnusableError: this one is.
         """
-        with self._writing, suppress(BlockingIOError):
+        with self._writing:
             while self._rest or self._letters:
                 if not self._rest:
-                    self._begin(self._letters[0])
+                    if not self._begin(self._letters[0]):
+                        return False
                     self._letters.popleft().gone()
                     continue
-                self._rest = self._rest[self._end.send(self._rest) :]
+                count = _done(self._end.send, self._rest)
+                if count is None:
+                    return False
+                self._rest = self._rest[count:]
             return True
-        return False
 
-    def _begin(self, letter: Letter) -> None:
+    def _begin(self, letter: Letter) -> bool:
         message, files = letter.written()
         head = _HEAD.pack(len(message), len(files))
         if not files:
-            count = self._end.send(head + message[: 1 << 16])
+            count = _done(self._end.send, head + message[: 1 << 16])
         else:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
             try:
-                count = self._end.sendmsg([head, message], [rights])
-            except OSError as error:
+                count = _done(self._end.sendmsg, [head, message], [rights])
+            except UnusableError as error:
                 if error.errno not in _TOO_MANY:
                     raise
                 letter.without_files()
-                self._begin(letter)
-                return
+                return self._begin(letter)
+        if count is None:
+            return False
         if count < len(head):
             self._rest = memoryview(head + message)[count:]
         else:
             self._rest = memoryview(message)[count - len(head) :]
+        return True
 
     def receive(self, wait: Callable[[], None]) -> tuple[memoryview, list[int]]:
         """The next message, and the descriptors that came with it, which are the caller's now.
@@ -152,8 +169,8 @@ class Channel:
                 raises to give up. What has come until then is kept for the next call.
 
         Raises:
-            EOFError: the other end is closed.
-            OSError: it is closed, or there can be no more open files here.
+            ClosedError: the other end is closed.
+            UnusableError: this one is, or there can be no more open files here.
         """
         while len(self._head) < _HEAD.size:
             part = self._read_head(_HEAD.size - len(self._head))
@@ -166,37 +183,55 @@ class Channel:
             self._body, self._filled = bytearray(size), 0
         view = memoryview(self._body)
         while self._filled < size:
-            try:
-                count = self._end.recv_into(view[self._filled :])
-            except BlockingIOError:
+            count = _done(self._end.recv_into, view[self._filled :])
+            if count is None:
                 wait()
                 continue
             if not count:
-                raise EOFError
+                raise ClosedError
             self._filled += count
         found, self._files = self._files, []
         self._head, self._body = bytearray(), None
         if len(found) < files:  # the system leaves out those that it has no number for
             for descriptor in found:
                 os.close(descriptor)
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise UnusableError(errno.EMFILE, os.strerror(errno.EMFILE))
         return view, found
 
     def _read_head(self, size: int) -> bytes | None:
-        try:
-            if not hasattr(self._end, "recvmsg"):
-                part = self._end.recv(size)
-            else:
-                part, rights, _, _ = self._end.recvmsg(size, _ROOM, _FLAGS)
-                for _, kind, data in rights:
-                    if kind == socket.SCM_RIGHTS:
-                        whole = len(data) - len(data) % array.array("i").itemsize
-                        self._files += array.array("i", data[:whole])
-        except BlockingIOError:
-            return None
-        if not part:
-            raise EOFError
+        if not hasattr(self._end, "recvmsg"):
+            part: bytes | None = _done(self._end.recv, size)
+        else:
+            found = _done(self._end.recvmsg, size, _ROOM, _FLAGS)
+            if found is None:
+                return None
+            part, rights, _, _ = found
+            for _, kind, data in rights:
+                if kind == socket.SCM_RIGHTS:
+                    whole = len(data) - len(data) % array.array("i").itemsize
+                    self._files += array.array("i", data[:whole])
+        if part is not None and not part:
+            raise ClosedError
         return part
+
+
+def _done(call: Callable[..., _T], *arguments: Any) -> _T | None:
+    """What a socket's method returns; None where it would have to wait.
+
+    Raises:
+        ClosedError: the other end is closed.
+        UnusableError: it fails otherwise.
+    """
+    try:
+        return call(*arguments)
+    except OSError as error:
+        if by_a_handler(error):
+            raise
+        if isinstance(error, BlockingIOError):
+            return None
+        if isinstance(error, ConnectionError):
+            raise ClosedError from error
+        raise UnusableError(error.errno, error.strerror) from error
 
 
 def ready(

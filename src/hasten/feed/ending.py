@@ -43,10 +43,15 @@ def until_the_end(items: Generator[_T, None, None]) -> Generator[_T, None, None]
     Raises:
         SystemExit: it ends; threads say nothing of that.
     """
-    if threading.current_thread() is threading.main_thread():
-        yield from items
-        return
     while True:
+        # Each time: an iterator may be begun in one thread and gone on with in another.
+        if threading.current_thread() is threading.main_thread():
+            item = next(items, None)
+            if item is None:
+                return
+            yield item
+            del item
+            continue
         making = object()
         with _lock:
             _making[making] = threading.current_thread()

@@ -29,7 +29,7 @@ from hasten.feed.measure import workers_for
 from hasten.feed.openfiles import SHARED, held
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
-from hasten.feed.pool import DiedError, Pool
+from hasten.feed.pool import DiedError, LateError, Pool
 from hasten.feed.sources import Gather, Item, as_rows
 from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, fork_is_there
@@ -230,7 +230,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     try:
         pool.send(0, Trial(batches))
         found: Tried = pool.receive(0, _PATIENCE_S)
-    except TimeoutError:
+    except LateError:
         for pid in pool.pids:  # it would be waited for, to end by itself
             os.kill(pid, signal.SIGKILL)
         found = Tried(_PATIENCE_S, 1.0, 0, frozenset(), changed=False, unseen=False, cut=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hasten.errors import DataError
 from hasten.feed.describe import late
-from hasten.feed.pool import DiedError, Pool
+from hasten.feed.pool import DiedError, LateError, Pool
 from hasten.feed.resting import Rest
 from hasten.feed.samples import short
 
@@ -155,7 +155,7 @@ class Jobs:
                 self._pool.receive(worker, max(0.0, limit - time.monotonic()))
             except DiedError:
                 return f"sample {index!r}, of which alone a worker dies too"
-            except TimeoutError:
+            except LateError:
                 break
         return "those"
 
@@ -176,11 +176,11 @@ def received(pool: Pool, worker: int, timeout_s: float, rest: Rest | None = None
     """
     try:
         if rest is not None:
-            with suppress(TimeoutError):
+            with suppress(LateError):
                 return pool.receive(worker, 0.0)
             return rest.during(lambda: pool.receive(worker, timeout_s or None))
         return pool.receive(worker, timeout_s or None)
-    except TimeoutError as error:
+    except LateError as error:
         raise DataError(late("worker processes", timeout_s)) from error
 
 

@@ -20,9 +20,10 @@ import torch
 import torch.multiprocessing
 
 from hasten.errors import DataError
-from hasten.feed.channel import Channel, ready
+from hasten.feed.channel import Channel, ClosedError, UnusableError, ready
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import REMEDIES, interrupts_held_back, room_for, unwarned
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.obituary import NOT_BEGUN, obituary
 from hasten.feed.openfiles import Forked
 from hasten.feed.parcel import Parcel, opened
@@ -43,6 +44,10 @@ class DiedError(Exception):
     def __init__(self, pid: int, exitcode: int | None, *, imported: bool = False) -> None:
         """`imported`: it had to import the script, and has never answered."""
         super().__init__(NOT_BEGUN.format(pid) if imported else obituary(pid, exitcode))
+
+
+class LateError(Exception):
+    """Nothing came in time."""
 
 
 class Pool:
@@ -97,7 +102,7 @@ class Pool:
 
     def send(self, number: int, job: Any) -> None:
         """Give a worker a job. One that is dead takes it too: `receive` tells."""
-        with self._until_closed(), suppress(OSError):  # closed at the other end
+        with self._until_closed(), suppress(ClosedError, UnusableError):
             worker = self._workers[number]
             worker.channel.post(Parcel((worker.borrowed.given_back(), job), None))
 
@@ -106,7 +111,7 @@ class Pool:
 
         Raises:
             DiedError: the worker is gone, and this reply with it.
-            TimeoutError: it did not come in time.
+            LateError: it did not come in time.
             DataError: it could not be opened here, or the pool was closed by another thread.
         """
         with self._until_closed():
@@ -116,22 +121,22 @@ class Pool:
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             message, descriptors = worker.channel.receive(lambda: self._wait(worker, limit))
-        except TimeoutError:
-            raise
-        except (EOFError, ConnectionError):
+        except ClosedError:
             raise self._death(worker) from None
-        except (OSError, ValueError) as error:
+        except UnusableError as error:
             raise _unopened(worker, error) from error
         worker.begun = True
         try:
             reply = opened(message, descriptors, worker.borrowed)
         except Exception as error:
+            if by_a_handler(error):
+                raise
             raise _unopened(worker, error) from error
         self.reply_bytes = max(self.reply_bytes, worker.borrowed.opened_bytes)
         return reply
 
     def _wait(self, worker: _Worker, limit: float | None) -> None:
-        """Until a worker has written something, is gone (an EOFError), or it is too late."""
+        """Until a worker has written something, is gone (a ClosedError), or it is too late."""
         while True:
             left_s = LOOK_S
             if limit is not None:
@@ -145,9 +150,9 @@ class Pool:
             if worker.process.sentinel in found or worker.process.exitcode is not None:
                 if ready([worker.channel], timeout_s=0):
                     return
-                raise EOFError
+                raise ClosedError
             if limit is not None and time.monotonic() >= limit:
-                raise TimeoutError
+                raise LateError
 
     def replace(self, number: int) -> None:
         """Start a new process in place of one that died; it has none of the jobs.
@@ -187,8 +192,8 @@ class Pool:
         """
         try:
             yield
-        except Exception:
-            if not self._closed:
+        except Exception as error:
+            if not self._closed or by_a_handler(error):
                 raise
             raise DataError(_ENDED) from None
 
@@ -214,7 +219,7 @@ class Pool:
         for worker in workers:
             # A process that somebody else forked may hold a copy of this end: closing it
             # would tell the worker nothing.
-            with suppress(OSError):
+            with suppress(ClosedError, UnusableError):
                 worker.channel.post(Parcel(((), END), None))
             worker.channel.close()
         limit = time.monotonic() + GRACE_S
@@ -309,12 +314,12 @@ def _unlink_memory(pid: int) -> None:
 def _flushed(channel: Channel) -> bool:
     try:
         return channel.flush()
-    except OSError:
+    except (ClosedError, UnusableError):
         return True  # its worker is gone: told when it is asked for
 
 
 def _unopened(worker: _Worker, error: Exception) -> DataError:
-    text = f"a batch from worker process {worker.process.pid} could not be opened: "
-    text += f"{type(error).__name__}: {error}"
+    kind = "OSError" if isinstance(error, UnusableError) else type(error).__name__
+    text = f"a batch from worker process {worker.process.pid} could not be opened: {kind}: {error}"
     remedy = REMEDIES.get(getattr(error, "errno", None) or 0)
     return DataError(f"{text}. {remedy[0].upper()}{remedy[1:]}" if remedy else text)

@@ -34,6 +34,7 @@ from hasten.feed.describe import (
     unknown_part,
 )
 from hasten.feed.failure import Failure
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.keys import COLLATE, mix, sample_key, sample_keys
 
 _T = TypeVar("_T")
@@ -236,8 +237,10 @@ class Maker:
         if self._many is not None and not self.uses and self.fetch is None:
             try:
                 got = self._many(indices)
-            except Exception:  # noqa: BLE001 - made one by one below, to name the sample
-                got = None
+            except Exception as error:
+                if by_a_handler(error):
+                    raise
+                got = None  # made one by one below, to name the sample
             if got is not None:
                 return list(got), indices
         samples, kept = [], []
@@ -258,7 +261,10 @@ class Maker:
 
         Raises:
             DataError: it is not; the message names the sample, and where it comes from.
+            Exception: it was no sample that raised, but a signal handler of the program's.
         """
+        if by_a_handler(error):
+            raise error
         message = self._failure(index, error)
         if self.skip_errors or getattr(error, "skip", False):
             return message
@@ -312,6 +318,8 @@ class Maker:
         try:
             return self._batch_of(samples if self.batched else samples[0])
         except Exception as error:
+            if by_a_handler(error):
+                raise
             raise DataError(self._misfit(samples, indices, error)) from error
 
     def _batch_of(self, given: Any) -> Any:

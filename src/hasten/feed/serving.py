@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from hasten.feed.channel import Channel, hung_up, ready
+from hasten.feed.channel import Channel, ClosedError, UnusableError, hung_up, ready
 from hasten.feed.parcel import Parcel, lend, opened
 from hasten.feed.segments import Arena
 
@@ -117,7 +117,7 @@ def serve(
                 parcel = Parcel(work.failed(job, error), arena)
             del reply
             send(parcel)
-    except (EOFError, ConnectionError):
+    except ClosedError:
         return  # the main process has closed its end
 
 
@@ -163,5 +163,5 @@ class _Sender:
             while self._left.wait():
                 self._left.clear()
                 self._send()
-        except (OSError, ValueError):
+        except (ClosedError, UnusableError, ValueError):
             return  # the main process has closed its end; the other thread sees it too

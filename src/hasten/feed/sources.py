@@ -15,6 +15,7 @@ from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.compare import identical
 from hasten.feed.describe import NOTHING_IN_BATCH, text_of
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.keys import WORKERS, Indices, mix
 from hasten.feed.order import Order, OwnOrder
 from hasten.feed.position import check_reached
@@ -249,6 +250,8 @@ class Stream:
             except DataError:
                 raise
             except Exception as error:
+                if by_a_handler(error):
+                    raise
                 raise DataError(
                     f"the stream {type(self._dataset).__name__} raised {type(error).__name__} "
                     f"in batch {number}: {text_of(error)}"
@@ -280,6 +283,8 @@ class Stream:
         try:
             return self._collate(samples if self._batch_size is not None else samples[0])
         except Exception as error:
+            if by_a_handler(error):
+                raise
             raise DataError(
                 f"batch {number} of the stream could not be collated: {type(error).__name__}: "
                 f"{text_of(error)}"

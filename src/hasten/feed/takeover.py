@@ -19,6 +19,7 @@ from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.faithful import Faithful
 from hasten.feed.foresight import Sought, TableAhead, made_ahead
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
 from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun
@@ -357,6 +358,8 @@ def _numbered(batches: Iterator[Any], first: int) -> Items:
         except StopIteration:
             return
         except Exception as error:
+            if by_a_handler(error):
+                raise
             raise DataError(
                 f"the DataLoader raised {type(error).__name__} at batch {number}: {text_of(error)}"
             ) from error

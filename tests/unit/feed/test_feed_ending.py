@@ -40,10 +40,11 @@ class Fetching(Slow):
         return self[index]
 
 loader = {loader}
+batches = {batches}
 begun = threading.Event()
 
 def loop():
-    for number, _ in enumerate(loader):
+    for number, _ in enumerate(batches):
         if number == 3:
             begun.set()
 
@@ -61,9 +62,14 @@ _LOADERS = {
 }
 
 
-@pytest.mark.parametrize("kind", _LOADERS)
-def test_a_daemon_thread_that_iterates_yet_ends_without_a_word(kind: str) -> None:
-    script = _SCRIPT.format(loader=_LOADERS[kind])
+@pytest.mark.parametrize(
+    ("kind", "begun"),
+    [*((kind, "there") for kind in _LOADERS), ("inline", "here"), ("taken", "here")],
+)
+def test_a_daemon_thread_that_iterates_yet_ends_without_a_word(kind: str, begun: str) -> None:
+    """`here`: the main thread has begun the iterator, and the thread goes on with it."""
+    batches = "iter(loader); next(batches)" if begun == "here" else "loader"
+    script = _SCRIPT.format(loader=_LOADERS[kind], batches=batches)
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

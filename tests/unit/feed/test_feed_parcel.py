@@ -27,7 +27,7 @@ from hasten.feed import Loader
 from hasten.feed import channel as channel_module
 from hasten.feed import segments as segments_module
 from hasten.feed import sizing as sizing_module
-from hasten.feed.channel import MOST_FILES, Channel, Plain, hung_up, ready
+from hasten.feed.channel import MOST_FILES, Channel, ClosedError, Plain, hung_up, ready
 from hasten.feed.parcel import OnDeviceError, Parcel, lend, opened
 from hasten.feed.segments import MOST_SEGMENTS, Arena, Borrowed
 
@@ -394,7 +394,7 @@ def test_messages_come_whole_and_in_order_through_a_full_channel() -> None:
     assert found == messages
     assert theirs.flush()
     theirs.close()
-    with pytest.raises(EOFError):
+    with pytest.raises(ClosedError):
         mine.receive(wait)
     mine.close()
 
