@@ -18,6 +18,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,6 +52,14 @@ class Forked(Protocol):
         """Called in the parent, before each."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an open file is at, and which file it is: a number may be another's later."""
+
+    at: int
+    file: tuple[int, int]
+
+
 class OpenFiles:
     """The files that are open for reading now: noted by the parent, opened anew by its fork."""
 
@@ -61,69 +70,82 @@ class OpenFiles:
     def own(self, *, writable: bool = False) -> None:
         """In the fork: each is a file of its own from here on, at the place that was noted.
 
-        What cannot be opened a second time stays shared.
+        What cannot be opened a second time stays shared. What the fork has closed stays closed.
 
         Args:
             writable: also those open for reading and writing, whose writers may want to go on at
                 one another's end.
         """
-        for descriptor, at in self._places.items():
+        for descriptor, noted in self._places.items():
+            if not self._is_there(descriptor):
+                continue
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             if flags & os.O_ACCMODE == os.O_RDWR and not writable:
                 continue
             with suppress(OSError):
                 again = os.open(f"/proc/self/fd/{descriptor}", flags & (os.O_ACCMODE | os.O_APPEND))
                 try:
-                    os.lseek(again, at, os.SEEK_SET)
+                    os.lseek(again, noted.at, os.SEEK_SET)
                     os.dup2(again, descriptor, os.get_inheritable(descriptor))
                 finally:
                     os.close(again)
                 self._shared.discard(descriptor)
 
+    def _is_there(self, descriptor: int) -> bool:
+        """Whether it still is the file that was noted. A process that was forked closes some at
+        once, its standard input and what is its siblings', and may open others by the number."""
+        now = _place(descriptor)
+        return now is not None and now.file == self._places[descriptor].file
+
     def moved(self) -> bool:
         """Whether one of them is at another place now."""
-        return any(_place(descriptor) != at for descriptor, at in self._places.items())
+        return any(
+            now is not None and now.file == noted.file and now.at != noted.at
+            for now, noted in ((_place(number), noted) for number, noted in self._places.items())
+        )
 
     def put_back(self) -> None:
         """In the fork: what stayed shared is for its parent at the place that was noted."""
         for descriptor in self._shared:
-            if _place(descriptor) is not None:
-                os.lseek(descriptor, self._places[descriptor], os.SEEK_SET)
+            if self._is_there(descriptor):
+                os.lseek(descriptor, self._places[descriptor].at, os.SEEK_SET)
 
     def moved_in(self, process: int) -> bool:
         """The same of a fork, which the caller has not waited for."""
-        for descriptor, at in self._places.items():
+        for descriptor, noted in self._places.items():
             with suppress(OSError, ValueError, IndexError):
                 text = Path(f"/proc/{process}/fdinfo/{descriptor}").read_text(encoding="ascii")
-                if int(text.split()[1]) != at:
+                if int(text.split()[1]) != noted.at:
                     return True
         return False
 
 
-def _places() -> Iterator[tuple[int, int]]:
+def _places() -> Iterator[tuple[int, _Place]]:
     if sys.platform == "win32":
         return
     for folder in ("/proc/self/fd", "/dev/fd"):
         with suppress(OSError):
             for name in os.listdir(folder):  # noqa: PTH208 - of names alone, for each fork
                 descriptor = int(name)
-                at = _place(descriptor) if descriptor >= _STANDARD else None
-                if at is not None:
-                    yield descriptor, at
+                place = _place(descriptor) if descriptor >= _STANDARD else None
+                if place is not None:
+                    yield descriptor, place
             return
 
 
-def _place(descriptor: int) -> int | None:
+def _place(descriptor: int) -> _Place | None:
     """Where a regular file that is open for reading is at; None of everything else."""
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             return None
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         if flags & os.O_ACCMODE == os.O_WRONLY or flags & getattr(os, "O_PATH", 0):
             return None
-        return os.lseek(descriptor, 0, os.SEEK_CUR)
+        at = os.lseek(descriptor, 0, os.SEEK_CUR)
     except OSError:  # closed meanwhile
         return None
+    return _Place(at, (status.st_dev, status.st_ino))
 
 
 def held(*objects: Any) -> str:

@@ -356,3 +356,31 @@ def test_who_holds_a_connection_is_not_forked(
         assert loader.plan.name == "inline"
         assert "sqlite3.Connection" in loader.plan.reason
     base.close()
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["closed", "its number is another's"])
+def test_what_a_fork_has_closed_stays_closed(numbers: Path, another: bool) -> None:
+    # As multiprocessing closes standard input, and a worker what its siblings speak by.
+    one, other = numbers.open("rb"), numbers.with_name("zip").open("rb")
+    with one, other:
+        one.seek(8)
+        files = OpenFiles()
+        number, inheritable = one.fileno(), os.get_inheritable(one.fileno())
+        kept = os.dup(number)
+        try:
+            if another:
+                os.dup2(other.fileno(), number, inheritable)
+            else:
+                os.close(number)
+            files.own(writable=True)
+            assert not files.moved()
+            files.put_back()
+            if another:
+                assert os.path.sameopenfile(number, other.fileno())
+                assert os.lseek(number, 0, os.SEEK_CUR) == 0
+            else:
+                with pytest.raises(OSError, match="Bad file"):
+                    os.fstat(number)
+        finally:
+            os.dup2(kept, number, inheritable)
+            os.close(kept)
