@@ -161,9 +161,7 @@ class Planner:
         if not cost.steady:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
         have, waits = runtime.cores(), cost.waits
-        free = cost.free
-        if free is None:
-            free = 0.0 if maker.fetch is None else 1.0  # fetch is meant for threads
+        free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         if maker.fetch is not None and (
             waits or cost.cut or cost.shares or free > _FREE or have == 1
         ):
@@ -175,7 +173,7 @@ class Planner:
             if waits:
                 wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
-            if free > _FREE and have > 1:
+            if cost.free is not None and free > _FREE and have > 1:
                 return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
         if maker.fetch is None and waits and not cost.draws:
             return sizing.by_threads(1, f"{each}, {_WAITS}")
@@ -183,7 +181,7 @@ class Planner:
             return Plan(name="inline", reason=f"{each}, and one core")
         if not cost.cut and cost.seconds * count < _START_WORKERS_S:
             short = f"{each}, an epoch's take less than starting workers"
-            if maker.fetch is None and (cost.draws or not self._several):
+            if maker.fetch is None and (cost.draws or cost.free is None or not self._several):
                 return Plan(name="inline", reason=short)
             # Threads need no starting. On a busy machine the lock seems less free than it is.
             if free > _FREE_ENOUGH and have > 1:

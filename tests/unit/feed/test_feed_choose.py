@@ -28,7 +28,7 @@ class Timed(kinds.Plain):
         self, seconds: float, *, busy: float = 1.0, count: int = 1000, free: float = 0.0
     ) -> None:
         super().__init__(count)
-        self.free = free
+        self.free: float | None = free
         self.seconds = seconds
         self.busy = busy
         self.now = 0.0
@@ -96,15 +96,16 @@ def test_choice(
     assert reason in str(plan)
 
 
-@pytest.mark.parametrize(("free", "name"), [(0.4, "threads"), (0.1, "inline")])
+@pytest.mark.parametrize(("free", "name"), [(0.4, "threads"), (0.1, "inline"), (None, "inline")])
 def test_an_epoch_too_short_for_workers_may_have_threads(
-    free: float, name: str, monkeypatch: pytest.MonkeyPatch
+    free: float | None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hasten.feed.choose.harmless", lambda dataset: True)
-    short = Timed(2e-3, free=free, count=100)
+    short = Timed(2e-3, count=100)
+    short.free = free
     plan = planned(short, monkeypatch)
     assert plan.name == name and "an epoch's take less than starting workers" in str(plan)
-    assert ("hold the interpreter's lock" in str(plan)) == (name == "inline")
+    assert ("hold the interpreter's lock" in str(plan)) == (free == 0.1)
 
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
