@@ -283,7 +283,7 @@ def count(batch: Any) -> int:
     Of a list of strings its length, and of a packed sequence the number of sequences.
     """
     if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
+        return batch.size(0) if batch.dim() else 1  # a nested one has no shape
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
     if isinstance(batch, (tuple, list)) and batch:

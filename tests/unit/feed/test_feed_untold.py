@@ -254,3 +254,11 @@ def test_a_sampler_that_raises_does_so_when_it_would(sampler: Any, ahead: bool, 
     assert len(expected[0]) == (2 if sampler is Breaking else 0)
     with Loader.from_dataloader(make(), plan=plan, ahead=ahead) as loader:
         assert same(until_it_raises(loader), expected)
+
+
+def test_a_run_counts_the_samples_of_nested_batches() -> None:
+    dataset = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) for _ in range(8)]
+    run = hasten.Run(folder=None, device="cpu", seed=3)
+    loader = DataLoader(dataset, 4, collate_fn=as_it_is)  # type: ignore[arg-type]
+    for _ in run.epochs(1):
+        assert len(list(run.batches(loader))) == 2
