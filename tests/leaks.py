@@ -57,7 +57,7 @@ class Before:
         self._threads = _threads()
         self._children = _children()
         self._files = files()
-        self._memory = _memory()
+        self._memory = _segments()  # anybody's: process ids come again
         self._environment = dict(os.environ)
 
     def left(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
@@ -160,18 +160,23 @@ _others: set[str] = set()
 """Process ids, as written, that were seen to be somebody else's."""
 
 
+def _segments() -> set[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return set(os.listdir(_MEMORY))  # noqa: PTH208 - hot
+    return set()
+
+
 def _memory() -> set[str]:
     """Segments of this process, or of ones that it started: torch_PID_…, and of hasten's feed.
 
     Other programs' come and go as they like.
     """
     found = set()
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(_MEMORY):  # noqa: PTH208 - hot
-            if name.startswith("torch_"):
-                whose = name.split("_")[1]
-                if whose.isdecimal() and int(whose) in own:
-                    found.add(name)
-            elif name.startswith("hasten-feed-"):
+    for name in _segments():
+        if name.startswith("torch_"):
+            whose = name.split("_")[1]
+            if whose.isdecimal() and int(whose) in own:
                 found.add(name)
+        elif name.startswith("hasten-feed-"):
+            found.add(name)
     return found

@@ -157,6 +157,19 @@ def test_segments_of_other_programs_are_theirs(tmp_path: Path) -> None:
         path.unlink()
 
 
+def test_segments_of_a_process_that_had_the_same_id_are_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "_MEMORY", tmp_path)
+    monkeypatch.setattr(leaks, "own", {os.getpid()})
+    (tmp_path / "torch_123_1_0").touch()
+    before = leaks.Before()
+    leaks.own.add(123)
+    assert "shared memory" not in before.left(0)
+    (tmp_path / "torch_123_2_0").touch()
+    assert before.left(0)["shared memory"] == {"torch_123_2_0"}
+
+
 def test_a_test_that_leaks_fails(tmp_path: Path) -> None:
     for name in ("conftest.py", "leaks.py"):
         shutil.copy(Path(__file__).parents[1] / name, tmp_path)
