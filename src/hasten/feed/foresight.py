@@ -26,7 +26,7 @@ from hasten.feed.forking import no_workers_here, refuse_workers_here
 from hasten.feed.inside import inside
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.measure import workers_for
-from hasten.feed.openfiles import SHARED, held
+from hasten.feed.openfiles import SHARED, unshareable
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan, duration
 from hasten.feed.pool import DiedError, LateError, Pool
@@ -216,7 +216,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline("samples are made here, as processes begin by running the script again")
     if inside(maker.dataset, maker.collate_fn) is None:
         return _inline("what the data set holds cannot be watched for changes, or is too much")
-    connected = held(maker.dataset, maker.collate_fn)
+    connected = unshareable(maker.dataset, maker.collate_fn)
     if connected:
         return _inline(SHARED.format(connected))
     foreseen = order.foreseen()

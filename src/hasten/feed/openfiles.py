@@ -30,7 +30,7 @@ if sys.platform != "win32":
     import fcntl
 
 SHARED = "it holds {0}, which a forked process would share: open it in the first sample instead"
-"""What to say of a data set, and of what `held` found in it."""
+"""What to say of a data set, and of what `unshareable` found in it."""
 
 READ_ON = "samples read on in files that are open already, which processes would share"
 """The same of those whose place samples are seen to move."""
@@ -148,7 +148,7 @@ def _place(descriptor: int) -> _Place | None:
     return _Place(at, (status.st_dev, status.st_ino))
 
 
-def held(*objects: Any) -> str:
+def unshareable(*objects: Any) -> str:
     """What these objects hold that a fork must not use beside its parent; "" where nothing is seen.
 
     Connections (sockets, pipes, databases, HDF5 files) and locks that somebody holds just now, also

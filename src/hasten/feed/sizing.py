@@ -17,7 +17,7 @@ from hasten.devices import runtime
 from hasten.feed.apart import measure_apart
 from hasten.feed.forking import no_workers_here
 from hasten.feed.measure import Measured, workers_for
-from hasten.feed.openfiles import READ_ON, held
+from hasten.feed.openfiles import READ_ON, unshareable
 from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Maker
@@ -70,7 +70,7 @@ class Sizing:
     @cached_property
     def held(self) -> str:
         """What the data set holds that no fork may use: neither a trial nor workers; "" if none."""
-        return held(self.options.dataset, self.options.collate_fn)
+        return unshareable(self.options.dataset, self.options.collate_fn)
 
     @property
     def count(self) -> int:

@@ -17,16 +17,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 import hasten
 from hasten.devices.holding import held
 from hasten.feed import Loader
-from hasten.simulate import Copy, DeviceSpec, Hazard
-
-SLOW = DeviceSpec(
-    name="Slow",
-    memory_bytes=1 << 30,
-    flops_per_s=1e8,
-    memory_bytes_per_s=1e7,
-    host_copy_bytes_per_s=1e7,
-    launch_s=1e-6,
-)
+from hasten.simulate import Copy, Hazard
+from slow_device import SLOW
 
 
 class Rows(Dataset[Any]):

@@ -28,7 +28,7 @@ from hasten.feed import sizing as sizing_module
 from hasten.feed.apart import measure_apart
 from hasten.feed.compare import identical
 from hasten.feed.measure import Measured
-from hasten.feed.openfiles import OpenFiles, held
+from hasten.feed.openfiles import OpenFiles, unshareable
 from hasten.feed.samples import Maker
 
 COUNT = 60
@@ -307,8 +307,8 @@ def test_connections_and_locks_that_are_held_are_seen() -> None:
             (one, "socket"), (pipe[0], "Connection"), (child, "pipe"), (lock, "lock"),
             (base, "sqlite3.Connection"), (base.cursor(), "sqlite3.Cursor"),
         ]:  # fmt: skip
-            assert name in held(Holding(what))
-            assert name in held(lambda what=what: what)
+            assert name in unshareable(Holding(what))
+            assert name in unshareable(lambda what=what: what)
     assert child.stdout is not None
     one.close()
     other.close()
@@ -319,10 +319,10 @@ def test_connections_and_locks_that_are_held_are_seen() -> None:
         sys.stdout,
         logging.getLogger(),
     ):
-        assert held(Holding(what)) == ""
+        assert unshareable(Holding(what)) == ""
     child.stdout.close()
     child.wait()
-    assert held(Holding(child)) == ""
+    assert unshareable(Holding(child)) == ""
     base.close()
     for end in pipe:
         end.close()

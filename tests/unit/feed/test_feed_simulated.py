@@ -18,17 +18,8 @@ from hasten.devices import runtime
 from hasten.feed import Loader, Plan
 from hasten.feed import place as place_module
 from hasten.feed.place import Ahead
-from hasten.simulate import Copy, DeviceSpec, Hazard, Sync
-
-SLOW = DeviceSpec(
-    name="Slow",
-    memory_bytes=1 << 30,
-    flops_per_s=1e8,
-    memory_bytes_per_s=1e7,
-    host_copy_bytes_per_s=1e7,
-    launch_s=1e-6,
-)
-"""A copy of a batch of 4 kB takes 0.4 ms, and a step on it some 2 ms."""
+from hasten.simulate import Copy, Hazard, Sync
+from slow_device import SLOW
 
 PLAN = Plan(name="gather", reason="", copied=True, ahead_batches=2)
 

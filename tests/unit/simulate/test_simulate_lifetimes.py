@@ -8,16 +8,8 @@ import pytest
 import torch
 
 import hasten
-from hasten.simulate import DeviceSpec, Hazard
-
-SLOW = DeviceSpec(
-    name="Slow",
-    memory_bytes=1 << 30,
-    flops_per_s=1e8,
-    memory_bytes_per_s=1e7,
-    host_copy_bytes_per_s=1e7,
-    launch_s=1e-6,
-)
+from hasten.simulate import Hazard
+from slow_device import SLOW
 
 
 def reused(simulation: Any) -> list[Hazard]:
