@@ -93,7 +93,8 @@ class OpenFiles:
 
     def _is_there(self, descriptor: int) -> bool:
         """Whether it still is the file that was noted. A process that was forked closes some at
-        once, its standard input and what is its siblings', and may open others by the number."""
+        once, its standard input and what is its siblings', and may open others by the number, as
+        other threads may."""
         now = _place(descriptor)
         return now is not None and now.file == self._places[descriptor].file
 
@@ -111,9 +112,18 @@ class OpenFiles:
                 os.lseek(descriptor, self._places[descriptor].at, os.SEEK_SET)
 
     def moved_in(self, process: int) -> bool:
-        """The same of a fork, which the caller has not waited for."""
+        """The same of a fork, which the caller has not waited for.
+
+        What is no longer open here was another thread's for a moment, and what the fork has closed
+        is none of its samples': it may have opened another file by the number.
+        """
         for descriptor, noted in self._places.items():
+            if not self._is_there(descriptor):
+                continue
             with suppress(OSError, ValueError, IndexError):
+                status = Path(f"/proc/{process}/fd/{descriptor}").stat()
+                if (status.st_dev, status.st_ino) != noted.file:
+                    continue
                 text = Path(f"/proc/{process}/fdinfo/{descriptor}").read_text(encoding="ascii")
                 if int(text.split()[1]) != noted.at:
                     return True

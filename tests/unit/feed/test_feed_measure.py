@@ -80,7 +80,7 @@ def test_a_trial_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -
     cost = tried(Stuck())
     assert cost.cut and cost.seconds == 0.1
     plan = Loader(Stuck(), 4).plan
-    assert plan.name == "processes"
+    assert plan.name == "processes", plan
     assert "over 100 ms a sample" in str(plan)
 
 

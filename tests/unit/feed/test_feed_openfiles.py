@@ -194,6 +194,20 @@ class Stuck(Reading):
     wait_s = 60.0
 
 
+class Idle(Dataset[Any]):
+    """Takes too long, and reads nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        time.sleep(60)
+
+
 def test_a_trial_says_whether_files_that_were_open_are_read(
     numbers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +226,26 @@ def test_a_trial_says_whether_files_that_were_open_are_read(
     assert cost.cut and cost.shares, "of one that is cut short too"
     assert dataset.place == 12, "which can put nothing back"
     dataset.close()
+
+
+def test_a_file_that_the_fork_has_closed_is_no_file_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the lock of a run's folder: its number is the next file's that the fork opens."""
+    monkeypatch.setattr(apart_module, "_PATIENCE_S", 0.3)
+    owned = OpenFiles.own
+
+    def closing(self: OpenFiles, *, writable: bool = False) -> None:
+        os.close(file.fileno())
+        os.dup2(os.open(__file__, os.O_RDONLY), file.fileno())
+        owned(self, writable=writable)
+
+    monkeypatch.setattr(OpenFiles, "own", closing)
+    with (tmp_path / "lock").open("w+") as file:
+        file.write("a host and a process")
+        file.flush()
+        cost = tried(Idle())
+    assert cost.cut and not cost.shares
 
 
 def test_where_nothing_is_forked_it_is_said_too(

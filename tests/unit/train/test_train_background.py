@@ -118,7 +118,9 @@ def test_by_the_clock_a_checkpoint_that_is_due_waits_for_the_disk_and_training_d
         assert run.last_good is not None
 
     train(run, 1, {4: go})
-    assert held.steps == [1, 4, 5]
+    # Whether the fourth step's is written by the time the fifth is due is the disk's to say; the
+    # last comes once more after the epoch then.
+    assert held.steps in ([1, 4, 5], [1, 4, 5, 5])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
