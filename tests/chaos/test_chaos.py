@@ -55,5 +55,5 @@ def test_nothing_is_lost(options: list[str], least: int, tmp_path: Path) -> None
 def test_what_is_broken_on_purpose_is_found(
     sabotage: str, fault: str, word: str, tmp_path: Path
 ) -> None:
-    found, said = chaos(tmp_path, "--sabotage", sabotage, "--only", fault, "--trials", "4")
+    found, said = chaos(tmp_path, "--sabotage", sabotage, "--only", fault, "--trials", "2")
     assert any(word in text for text in found["lost"]), said
