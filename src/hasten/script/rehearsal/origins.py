@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from hasten.script.rehearsal.places import Place, Stack, Territory
@@ -82,7 +83,7 @@ class Origins(TorchFunctionMode):
         super().__init__()
         self._territory = territory
         self._of: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
-        self._by_memory: dict[int, Origin] = {}
+        self._by_memory: dict[int, tuple[StorageWeakRef, Origin]] = {}
         self._fresh: dict[int, Moved] = {}
         self._placed: dict[int, tuple[weakref.ref[torch.Tensor], Place]] = {}
         # Watchers that look at single functions: given func, args, kwargs; a tuple of one value
@@ -170,7 +171,9 @@ class Origins(TorchFunctionMode):
         table[key] = (weakref.ref(tensor, lambda _, key=key: table.pop(key, None)), origin)  # type: ignore[misc]
         memory = address(tensor)
         if memory and (len(origin.roots) == 1 and origin.roots[0] is origin):
-            self._by_memory[memory] = origin
+            with torch._C.DisableTorchFunction():
+                storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._by_memory[memory] = storage, origin
 
     def _note_move(self, source: Any, out: torch.Tensor) -> None:
         origin = self.of(source) if isinstance(source, torch.Tensor) else None
@@ -216,7 +219,12 @@ class Origins(TorchFunctionMode):
 
     def behind(self, tensor: torch.Tensor) -> Origin | None:
         """What is known of a tensor, or of the memory that it is a view of."""
-        return self.of(tensor) or self._by_memory.get(address(tensor))
+        known = self.of(tensor)
+        if known is None:
+            storage, found = self._by_memory.get(address(tensor), (None, None))
+            # Memory that was given back is another tensor's at the same address.
+            known = found if storage is not None and not storage.expired() else None  # type: ignore[no-untyped-call]
+        return known
 
     def loaded(self, batch: Any, number: int, stack: Stack, maker: Stack) -> None:
         """Mark the host tensors of a loader's batch as such.
