@@ -18,11 +18,12 @@ import torch
 
 from hasten.feed import randomness
 from hasten.feed.ending import close_at_end
+from hasten.feed.fetching import many_of
 from hasten.feed.forking import unwarned
 from hasten.feed.harmless import calls_harmless, harmless
 from hasten.feed.measure import Clock, Measured, measure
 from hasten.feed.openfiles import OpenFiles
-from hasten.feed.samples import Maker, many_of
+from hasten.feed.samples import Maker
 
 Trial = Callable[[Callable[[Measured], None]], Measured | None]
 """Given whom to tell what is known of the samples, before any are collated."""

@@ -11,6 +11,7 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
+from hasten.feed.fetching import many_of
 from hasten.feed.forking import no_workers_here
 from hasten.feed.harmless import harmless
 from hasten.feed.measure import workers_for
@@ -19,7 +20,7 @@ from hasten.feed.openfiles import SHARED
 from hasten.feed.options import Options
 from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan, duration
-from hasten.feed.samples import Maker, many_of
+from hasten.feed.samples import Maker
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
 from hasten.feed.tables import Table
 

@@ -45,30 +45,31 @@ def until_the_end(items: Generator[_T, None, None]) -> Generator[_T, None, None]
     """
     while True:
         # Each time: an iterator may be begun in one thread and gone on with in another.
-        if threading.current_thread() is threading.main_thread():
-            item = next(items, None)
-            if item is None:
-                return
-            yield item
-            del item
-            continue
-        making = object()
-        with _lock:
-            _making[making] = threading.current_thread()
-        try:
-            item = None if _ends else next(items, None)
-        except Exception:
-            if not _ends:  # else of what was closed meanwhile
-                raise
-        finally:
-            if not _ends:  # else it is waited for until it has left all that it is in
-                _making.pop(making, None)
-        if _ends:
-            raise SystemExit("the program ends")
+        main = threading.current_thread() is threading.main_thread()
+        item = next(items, None) if main else _next_beside(items)
         if item is None:
             return
         yield item
         del item
+
+
+def _next_beside(items: Generator[_T, None, None]) -> _T | None:
+    """The next one, which the program's end waits for."""
+    making = object()
+    with _lock:
+        _making[making] = threading.current_thread()
+    item = None
+    try:
+        item = None if _ends else next(items, None)
+    except Exception:
+        if not _ends:  # else of what was closed meanwhile
+            raise
+    finally:
+        if not _ends:  # else it is waited for until it has left all that it is in
+            _making.pop(making, None)
+    if _ends:
+        raise SystemExit("the program ends")
+    return item
 
 
 @atexit.register

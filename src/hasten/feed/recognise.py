@@ -21,9 +21,9 @@ from torch.utils.data import (
 from hasten.feed import randomness
 from hasten.feed.columns import Column, Layout, Part, parts_in
 from hasten.feed.compare import identical
+from hasten.feed.fetching import many_of
 from hasten.feed.interpret import layout_of
 from hasten.feed.keys import Indices, permutation
-from hasten.feed.samples import many_of
 from hasten.feed.tables import Holds, Table
 
 _TRIALS = 3
