@@ -9,7 +9,6 @@ import pickle
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from hasten.feed import randomness
+from hasten.feed.awaited import Awaited
 from hasten.feed.ending import close_at_end
 from hasten.feed.fetching import many_of
 from hasten.feed.forking import unwarned
@@ -65,7 +65,7 @@ def _leaves_nothing(maker: Maker) -> bool:
     return harmless(maker.dataset) and calls_harmless(maker.collate_fn)
 
 
-class _Thread(threading.Thread):
+class _Trial(Awaited):
     def close(self) -> None:
         """As the program ends: what computes would be stopped amid it, but may take for ever."""
         if self.ident is not None:
@@ -82,7 +82,7 @@ def _by_thread(trial: Trial) -> Measured | None:
         with contextlib.suppress(BaseException):  # raised again, and told, where it is iterated
             tell(trial(tell))
 
-    thread = _Thread(target=run, name="hasten-feed-trial", daemon=True)
+    thread = _Trial(run, name="hasten-feed-trial")
     before, began = randomness.save(), time.monotonic()
     close_at_end(thread)
     try:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.awaited import Awaited
 from hasten.feed.depth import Depth
 from hasten.feed.describe import late, text_of
 from hasten.feed.ending import close_at_end
@@ -132,7 +133,7 @@ class _Thread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._stuck = False
-        self._thread = threading.Thread(target=self._run, name="hasten-feed", daemon=True)
+        self._thread = Awaited(self._run, name="hasten-feed")
 
     def __enter__(self) -> _Thread:
         close_at_end(self)

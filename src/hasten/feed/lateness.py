@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+
+from hasten.feed.awaited import Awaited
 
 _TICK_S = 0.0005
 _LATE_S = 0.0001  # a thread that got the interpreter so late has waited for its lock
@@ -51,7 +52,7 @@ class Lock:
         self._late: list[float] = []
         self._idle: list[float] = []
         self._over = False
-        self._thread = threading.Thread(target=self._ask, name="hasten-feed-lock", daemon=True)
+        self._thread = Awaited(self._ask, name="hasten-feed-lock")
 
     def __enter__(self) -> Lock:
         try:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hasten.errors import DataError
+from hasten.feed.awaited import Awaited
 from hasten.feed.buffers import Ring, array
 from hasten.feed.depth import Depth
 from hasten.feed.describe import late
@@ -220,8 +221,7 @@ class _Pool:
         self._stuck = False
         self._rest = Rest(workers)
         self._threads = [
-            threading.Thread(target=self._run, name=f"hasten-feed-{number}", daemon=True)
-            for number in range(workers)
+            Awaited(self._run, name=f"hasten-feed-{number}") for number in range(workers)
         ]
 
     def __enter__(self) -> _Pool:

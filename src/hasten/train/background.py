@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from hasten.feed.awaited import Awaited
+
 
 class Background:
     """Does one piece of work after another in a thread of its own.
@@ -26,7 +28,7 @@ class Background:
     def start(self, work: Callable[[], None]) -> None:
         """Begin a piece of work, when the one before is done."""
         self.wait()
-        self._thread = threading.Thread(target=self._do, args=(work,), name=self._name)
+        self._thread = Awaited(self._do, work, name=self._name, daemon=False)
         self._thread.start()
 
     def wait(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import torch
 
 from hasten.errors import REQUEUE_STATUS
+from hasten.feed.awaited import Awaited
 from hasten.train import stacks
 
 FOLDER = ".ranks"
@@ -83,7 +84,7 @@ class Watchdog:
         self._signs, self._changed_s, self._counts = {}, {}, {}
         self._seen, self._told_s = (self._state, self._now), None
         if self.after_s > 0:
-            self._thread = threading.Thread(target=self._watch, name="hasten-watchdog", daemon=True)
+            self._thread = Awaited(self._watch, name="hasten-watchdog")
             self._thread.start()
         return self
 
