@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +20,10 @@ NAMES = ("auto", "float32", "bfloat16", "float16")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # A choice must win by this much to be taken: less is noise, and full precision is the safer one.
 WORTH = 1.10
+_DOUBT = 0.05  # chance that a gain's median lies below its bound, and that it lies above
+_FEWEST_ROUNDS = 8  # so that one of them may be disturbed by any much and the others still tell
+_MOST_ROUNDS = 31
+_BUDGET_S = 2.0  # for the measured rounds; a warm-up round comes on top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,49 +123,101 @@ def set_layout(model: nn.Module, channels_last: bool) -> None:
 
 
 def fastest(
-    choices: Sequence[Precision],
-    time_step: Callable[[Precision], float],
-    *,
-    rounds: int = 5,
-) -> Precision:
-    """The fastest of ``choices`` by ``rounds`` interleaved measurements.
+    choices: Sequence[Precision], time_step: Callable[[Precision], float]
+) -> tuple[Precision, bool]:
+    """The fastest of ``choices``, measured in rounds of one step each, and whether that is sure.
 
-    The first choice stays unless another is :data:`WORTH` times as fast, by the medians and by
-    the shortest times both: on a busy machine the medians alone favour whichever was disturbed
-    less. One round before them warms up and is not counted.
+    The first choice, the plain one, stays unless another is :data:`WORTH` times as fast for
+    certain; of several that are, an earlier one stays unless a later is so against it. Where
+    other programs disturb the steps too much to tell, it is not sure, and the plain one stays:
+    the next measurement may tell.
 
     Args:
         choices: at least one; the first is what the others are compared with.
-        time_step: runs the step at a precision and returns its seconds.
-        rounds: measurements of each choice.
+        time_step: runs the step at a precision and returns its seconds; infinite where it cannot.
     """
-    if len(choices) == 1:
-        return choices[0]
-    for choice in choices:
-        time_step(choice)
-    seconds: dict[Precision, list[float]] = {choice: [] for choice in choices}
-    for _ in range(rounds):
-        for choice in choices:
-            seconds[choice].append(time_step(choice))
     plain = choices[0]
-    gains = {choice: _gain(seconds[plain], seconds[choice]) for choice in choices}
-    best = max(choices, key=lambda choice: gains[choice])
-    gain = gains[best]
-    if gain < WORTH:
-        best = plain  # the same within noise: nothing is promised
-    measured = f"auto measured {len(choices)} ways, {rounds} steps each"
-    reason = f"{measured}: none is {WORTH:.2f} times the speed of plain {plain.name}"
-    if best is not plain:
-        reason = (
-            f"{measured}: {gain:.2f} times the speed of plain {plain.name} in forward and backward"
+    if len(choices) == 1:
+        return plain, True
+    seconds = _measured(choices, time_step)
+    gains = {c: _Gain.of(seconds[plain], seconds[c]) for c in seconds if c is not plain}
+    measured = f"auto measured {len(choices)} ways, {len(seconds[plain])} steps each"
+    won = [choice for choice, gain in gains.items() if gain.is_sure]
+    if won:
+        best = max(won, key=lambda choice: gains[choice].times)
+        chosen = next(
+            c for c in won if c is best or not _Gain.of(seconds[c], seconds[best]).is_sure
         )
-    return Precision(name=best.name, channels_last=best.channels_last, reason=reason)
+        told = f"{gains[chosen].times:.2f} times the speed of plain {plain.name}"
+        reason = f"{measured}: {told} in forward and backward"
+        better = [c for c in seconds if _Gain.of(seconds[chosen], seconds[c]).is_vague]
+        if better:
+            reason += f" (not remembered: {better[0]} may be faster still)"
+        return replace(chosen, reason=reason), not better
+    vague = {choice: gain for choice, gain in gains.items() if gain.is_vague}
+    if vague:
+        choice, gain = max(vague.items(), key=lambda item: item[1].high)
+        told = f"{choice}: {gain.low:.2f} to {gain.high:.2f} times the speed of plain {plain.name}"
+        reason = f"{measured}, too uneven to tell ({told}); plain stays and is not remembered"
+        return replace(plain, reason=reason), False
+    told = f"none is {WORTH:.2f} times the speed of plain {plain.name}"
+    return replace(plain, reason=f"{measured}: {told}"), True
 
 
-def _gain(plain: Sequence[float], other: Sequence[float]) -> float:
-    """How many times as fast ``other`` is for certain: 1 where it cannot be told."""
-    of_medians = statistics.median(plain), statistics.median(other)
-    return min(a / b if b else 1.0 for a, b in (of_medians, (min(plain), min(other))))
+def _measured(
+    choices: Sequence[Precision], time_step: Callable[[Precision], float]
+) -> dict[Precision, list[float]]:
+    """Seconds of each round's step, by choice; without those that cannot run.
+
+    The order is drawn anew each round, so that no choice always follows the same one and nothing
+    that comes and goes in the machine keeps step with one. A round before them warms up.
+    """
+    able = [choice for choice in choices if math.isfinite(time_step(choice))]
+    seconds: dict[Precision, list[float]] = {choice: [] for choice in able}
+    order, rounds, spent_s = random.Random(0), 0, 0.0
+    while rounds < _FEWEST_ROUNDS or (rounds < _MOST_ROUNDS and spent_s < _BUDGET_S):
+        for choice in order.sample(able, len(able)):
+            taken = time_step(choice)
+            seconds[choice].append(taken)
+            spent_s += taken
+        rounds += 1
+    return seconds
+
+
+class _Gain(NamedTuple):
+    """How many times as fast one way is as another."""
+
+    low: float
+    high: float
+    """Between these the median of such ratios lies, 9 times in 10."""
+    times: float
+    """By the ratios' median and by the shortest times, whichever is less."""
+
+    @classmethod
+    def of(cls, slow: Sequence[float], fast: Sequence[float]) -> _Gain:
+        """By the two steps of each round, which other programs disturb alike; what disturbs one
+        of them alone is as likely to be for either side, whatever its size."""
+        ratios = sorted(map(_ratio, slow, fast))
+        # A median lies below the n-th least of so many with the chance of as few heads of coins.
+        rounds, outside = len(ratios), 0
+        while sum(math.comb(rounds, k) for k in range(outside + 2)) <= _DOUBT * 2**rounds:
+            outside += 1
+        times = min(statistics.median(ratios), _ratio(min(slow), min(fast)))
+        return cls(ratios[outside], ratios[-1 - outside], times)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is worth it for certain."""
+        return min(self.low, self.times) >= WORTH
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether it may be worth it, and is less certain than by what it would be worth."""
+        return self.high >= WORTH and self.high >= WORTH * min(self.low, self.times)
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 1.0  # a clock that stands still tells nothing
 
 
 @contextmanager

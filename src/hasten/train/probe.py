@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     from hasten.train.run import Run
     from hasten.train.trainer import Trainer
 
-_MOST_ROUNDS = 31
-_BUDGET_S = 2.0  # for the measured rounds of a choice; a warm-up round comes on top
-
 
 def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
     """The fastest precision and layout among those that the settings leave open.
 
     Forward and backward are timed on a batch that is on the device already; no optimizer step is
-    taken, and buffers, gradients and random states are put back. The choice is remembered for
-    this model, batch shape and machine, so that the same run made again computes the same.
+    taken, and buffers, gradients and random states are put back. A choice that is sure is
+    remembered for this model, batch shape and machine, so that the same run made again computes
+    the same.
     """
     settings = run.settings
     choices = candidates(settings.precision, run.device, trainer.model, settings.channels_last)
@@ -40,26 +38,20 @@ def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
     known = remembered.recall(key, choices)
     if known is not None:
         return known
-    warm_s = 0.0
 
     def time_at(choice: Precision) -> float:
-        nonlocal warm_s
         try:
-            seconds = time_step(run, trainer, batch, choice)
+            return time_step(run, trainer, batch, choice)
         except RuntimeError as error:
-            if choice.name == "float32" or runtime.is_out_of_memory(error):
+            if choice is choices[0] or runtime.is_out_of_memory(error):
                 raise
             return math.inf  # an operator of this model has no such dtype: never the fastest
-        warm_s += seconds
-        return seconds
 
     with rng_kept(run.device), undisturbed(*run.modules):
-        for choice in choices:
-            time_at(choice)
-        rounds = max(5, min(_MOST_ROUNDS, int(_BUDGET_S / max(warm_s, 1e-9))))
-        chosen = fastest(choices, time_at, rounds=rounds)
+        chosen, sure = fastest(choices, time_at)
     set_layout(trainer.model, run.precision.channels_last)
-    remembered.keep(key, chosen)
+    if sure:
+        remembered.keep(key, chosen)
     return chosen
 
 

@@ -42,6 +42,7 @@ def key(
     """What a choice depends on, as one short word."""
     facts = [
         hasten.__version__,
+        "by the median of paired steps",  # what was measured in another way is not believed
         torch.__version__,
         device.type,
         runtime.name(device),
@@ -66,11 +67,11 @@ def recall(name: str, choices: Sequence[Precision]) -> Precision | None:
         name: the key.
         choices: what there was to choose from; another one in the file is not believed.
     """
-    place = folder()
-    if place is None:
+    file = _file(name)
+    if file is None:
         return None
     try:
-        content = json.loads((place / "precision" / f"{name}.json").read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
         chosen = Precision.from_json(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # it is measured again, and written anew
@@ -79,16 +80,21 @@ def recall(name: str, choices: Sequence[Precision]) -> Precision | None:
     return Precision(
         name=chosen.name,
         channels_last=chosen.channels_last,
-        reason=f"{chosen.reason} (remembered)",
+        reason=f"{chosen.reason} (remembered; to measure anew, delete {file})",
     )
 
 
 def keep(name: str, chosen: Precision) -> None:
     """Remember a choice. Where that cannot be written, the next run measures again."""
-    place = folder()
-    if place is None:
+    file = _file(name)
+    if file is None:
         return
     with contextlib.suppress(OSError):
-        (place / "precision").mkdir(parents=True, exist_ok=True)
-        with atomic.new_file(place / "precision" / f"{name}.json") as temporary:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.new_file(file) as temporary:
             temporary.write_text(json.dumps(chosen.to_json()), encoding="utf-8")
+
+
+def _file(name: str) -> Path | None:
+    place = folder()
+    return None if place is None else place / "precision" / f"{name}.json"
