@@ -14,25 +14,11 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, Sampler
 
 from hasten.feed import randomness
+from hasten.feed.foreseeable import KNOWN, foreseeable
 from hasten.feed.order import Shard
-
-_KNOWN = (
-    SequentialSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    DistributedSampler,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +56,7 @@ class Drawn:
         """Whether the samplers are PyTorch's own, which follow from their generators."""
         sampler = self.sampler
         inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-        return type(inner) in _KNOWN
+        return type(inner) in KNOWN
 
     def generators(self) -> list[torch.Generator]:
         """All that are not global, each once."""
@@ -79,7 +65,12 @@ class Drawn:
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
     def copied(self) -> Drawn | None:
-        """The same, with a state of its own; None where a sampler cannot be copied."""
+        """The same, with a state of its own; None where asking a copy might leave something behind.
+
+        See `foreseeable`.
+        """
+        if not foreseeable(self.sampler, self.dataset):
+            return None
         copies = {id(generator): _copy(generator) for generator in self.generators()}
         memo: dict[int, Any] = {id(self.dataset): self.dataset, **copies}
         try:
@@ -211,13 +202,19 @@ def _copy(generator: torch.Generator) -> torch.Generator:
 
 def _sampler(sampler: Any, memo: dict[int, Any]) -> Any:
     """A copy; of PyTorch's own without what they only read (weights, indices)."""
+    if type(sampler) in (list, tuple, range):
+        return sampler
     if type(sampler) is BatchSampler:
         made = copy.copy(sampler)
         made.sampler = _sampler(sampler.sampler, memo)
         return made
-    if type(sampler) in _KNOWN:
+    if type(sampler) in KNOWN:
         made = copy.copy(sampler)
-        if id(getattr(sampler, "generator", None)) in memo:
-            made.generator = memo[id(sampler.generator)]
+        own = getattr(sampler, "generator", None)
+        if own is not None:
+            made.generator = memo.setdefault(id(own), _copy(own))
         return made
+    for held in vars(sampler).values():
+        if isinstance(held, Sampler) and id(held) not in memo:
+            memo[id(held)] = _sampler(held, memo)
     return copy.deepcopy(sampler, memo)

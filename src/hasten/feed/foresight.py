@@ -40,6 +40,9 @@ _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of
 _START_WORKERS_S = 1.0  # what an epoch's samples must cost for worker processes to pay
 _MOST_WORKERS = 8
 _A_WORKER_S = 1.0  # what an epoch's samples must cost for each: they are started in every epoch
+UNFORESEEN = "its sampler is not asked before its time, as that might leave something behind"
+"""What to say where its code is not seen to draw only from what is put back."""
+
 _COMPARED = frozenset({0, 1, 10, 100, 1_000, 10_000, 100_000})
 
 
@@ -221,7 +224,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline(SHARED.format(connected))
     foreseen = order.foreseen()
     if foreseen is None:
-        return _inline("its sampler cannot be copied")
+        return _inline(UNFORESEEN)
     batches = list(islice(foreseen, _TRIAL_BATCHES))
     try:
         pool = _pool(maker, 1, 1)

@@ -49,6 +49,15 @@ def harmless(dataset: Any) -> bool:
         return False
 
 
+def length_is_harmless(dataset: Any) -> bool:
+    """Whether its `__len__` may be asked at any time, by what it is seen to do (see above)."""
+    counted = inspect.getattr_static(type(dataset), "__len__", None)
+    try:
+        return _Harmless().method(counted, dataset, 0)
+    except (AttributeError, NameError, ValueError, RecursionError):
+        return False
+
+
 def calls_harmless(function: Any) -> bool:
     """Whether threads may call a function at once, by what its code is seen to do (see above)."""
     try:

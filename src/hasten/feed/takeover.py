@@ -18,7 +18,7 @@ from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.faithful import Faithful
-from hasten.feed.foresight import Sought, TableAhead, made_ahead
+from hasten.feed.foresight import UNFORESEEN, Sought, TableAhead, made_ahead
 from hasten.feed.handlers import by_a_handler
 from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
@@ -141,7 +141,7 @@ class TakenFeeds:
             now, draws, foreseen = order.begin(first, foresee=True)
             if foreseen is not None:
                 return self._made_ahead(now, draws, foreseen, plan, device, ahead, epoch, first)
-            self._change(device, plan, "its sampler cannot be copied")
+            self._change(device, plan, UNFORESEEN)
             plan = self.plan(device)
         else:
             now, draws, _ = order.begin(first)
