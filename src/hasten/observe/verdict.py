@@ -24,6 +24,8 @@ BoundBy = Literal[
 # Below this share a cost that could go is not what bounds the run: the rest of the step is.
 _MATTERS = 0.10
 _FEWEST_STEPS = 3
+# So many times slower in the training than after it, computing was slowed down by something else.
+_UNLIKELY = 2.0
 # A step this short is mostly the interpreter and the kernels' launches, whatever the device.
 _TINY_STEP_S = 0.002
 
@@ -89,7 +91,8 @@ def judge(
 
     Args:
         summary: of a stretch without warm-up, such as the last epoch.
-        saturation: throughput over that of the same step on a batch already on the device.
+        saturation: throughput over that of the same step on a batch already on the device; where
+            it is unlikely (:func:`why_unlikely`), the evidence has the reason in its place.
         bounded: whether it was not measured: then it is said to be no more than what waiting and
             copying leave, for the step alone may be faster than beside a feed.
         plan: the feed's one line, ``threads, 4 threads - ...``; its first word is the plan.
@@ -105,6 +108,8 @@ def judge(
         return _too_short(summary)
     share = {name: seconds / whole for name, seconds in spent.items()}
     saturated = "" if saturation is None else f"saturation {saturation:.0%}"
+    if saturation is not None and (doubt := why_unlikely(summary, saturation, plan)):
+        saturated = f"saturation: not to be told, for {doubt}"
     if bounded:
         lost = share["wait"] + share["copy"]
         saturated = f"saturation at most {1 - lost:.0%}: {lost:.0%} of a step was waiting, copying"
@@ -132,6 +137,31 @@ def judge(
         ),
         expected_gain=gain,
     )
+
+
+def why_unlikely(summary: StepSummary, saturation: float, plan: str | None = None) -> str:
+    """Why a measured saturation says nothing of a run; empty where it is to be believed.
+
+    On the host, what is measured after the training is far quicker than the same in the training
+    where something slowed that down which the step itself does not: other programs on the cores,
+    or the first steps. An accelerator is not shared so.
+
+    Args:
+        summary: of the run, at least one step.
+        saturation: what was measured.
+        plan: see :func:`judge`.
+    """
+    phases = [summary.phases[name] for name in ("forward", "backward", "optimizer")]
+    computing_s = sum(phase.total_s for phase in phases) / summary.steps
+    alone_s = saturation * summary.step_s
+    if summary.device is not None or computing_s <= _UNLIKELY * alone_s:
+        return ""
+    took = f"computing took {1000 * computing_s:,.2f} ms a step, and {1000 * alone_s:,.2f} ms alone"
+    if sum(phase.median_s for phase in phases) <= _UNLIKELY * alone_s:
+        return f"{took}: a few steps, as the first ones, took most of the time"
+    workers = _plan_of(plan) in ("threads", "processes")
+    who = "other programs, or the feed's workers," if workers else "other programs"
+    return f"{took} after the training: {who} had the cores"
 
 
 def _too_short(summary: StepSummary) -> Verdict:
@@ -211,7 +241,7 @@ def _advice(
 
 
 def _feed_advice(plan: str | None) -> str:
-    match re.split(r"\W", plan or "", maxsplit=1)[0]:
+    match _plan_of(plan):
         case "inline":
             return (
                 "prepare batches beside the step: hasten.Loader of the data set, or "
@@ -228,6 +258,10 @@ def _feed_advice(plan: str | None) -> str:
         "let the feed plan itself: hasten.Loader of the data set, or Loader.from_dataloader of a "
         "DataLoader"
     )
+
+
+def _plan_of(line: str | None) -> str:
+    return re.split(r"\W", line or "", maxsplit=1)[0]
 
 
 def _larger(batch_size: int | None) -> str:

@@ -20,7 +20,7 @@ from hasten.errors import HastenError
 from hasten.observe import log
 from hasten.observe.records import EpochRecord, StepRecord
 from hasten.observe.report import ReportData, write_report
-from hasten.observe.verdict import Verdict
+from hasten.observe.verdict import Verdict, why_unlikely
 from hasten.train import checkpoint, probe, weights
 from hasten.train.evaluation import Evaluation
 from hasten.train.precision import Precision, undisturbed
@@ -47,7 +47,7 @@ class Result:
     """A record for each epoch of the run, those before a resume included."""
     saturation: float | None
     """Throughput over that of the same step with its batch on the device already, 0 to 1; None
-    where too few steps were taken to tell."""
+    where too few steps were taken to tell, or the verdict says why it is not to be told."""
     verdict: Verdict | None
     """What bounds the run; None where no step was taken."""
     seconds: float
@@ -84,6 +84,8 @@ def finish(
     _say_what_is_left(run)
     saturation = measure_saturation(run, trainer)
     verdict = run.judged(saturation=saturation)
+    if saturation is not None and run.last_summary is not None:
+        saturation = None if why_unlikely(run.last_summary, saturation) else saturation
     if trainer.last_evaluation is None and val is not None:
         trainer.evaluate(val)  # a run that was finished already when it was resumed
     data = report_data(run, trainer, saturation=saturation, verdict=verdict)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import get_args
 
@@ -7,7 +8,7 @@ import pytest
 
 from hasten.feed.plan import Plan, PlanName
 from hasten.observe.timeline import PHASES, PhaseTime, StepSummary
-from hasten.observe.verdict import Verdict, judge, render
+from hasten.observe.verdict import Verdict, judge, render, why_unlikely
 
 
 def summary(
@@ -89,6 +90,42 @@ def test_small_costs_leave_compute():
     assert verdict.expected_gain == pytest.approx(1 / 0.55)
     assert verdict.advice == "make the step cheaper: precision 'auto' (--precision auto)"
     assert "saturation 97%" in verdict.evidence
+
+
+def test_a_saturation_that_the_verdict_contradicts_is_no_bare_figure():
+    """As a newcomer saw it: bound by compute, 99 % of the time, beside a saturation of 1 %."""
+    busy = summary(wait=0.1, forward=4.0, backward=5.0, optimizer=0.9)
+    told = judge(busy, saturation=0.01, plan="gather, 1 thread - in memory").evidence
+    assert (
+        "saturation: not to be told, for computing took 99.00 ms a step, and 1.00 ms alone after"
+        " the training: other programs had the cores"
+    ) in told
+    assert not any("saturation 1%" in line for line in told)
+    shared = judge(busy, saturation=0.3, plan="threads, 2 threads - 3 ms a sample").evidence
+    assert any("other programs, or the feed's workers, had the cores" in line for line in shared)
+    assert "saturation 60%" in judge(busy, saturation=0.6).evidence
+
+
+def test_what_only_a_few_steps_took_is_not_said_to_be_of_other_programs():
+    cold = dataclasses.replace(
+        summary(forward=10.0),
+        phases={name: PhaseTime(median_s=0.001, total_s=0.0) for name in PHASES}
+        | {"forward": PhaseTime(median_s=0.001, total_s=10.0)},
+    )
+    assert why_unlikely(cold, 0.05).endswith(
+        "a few steps, as the first ones, took most of the time"
+    )
+    assert "saturation: not to be told, for computing took 100.00 ms" in " ".join(
+        judge(cold, saturation=0.05).evidence
+    )
+
+
+def test_what_is_lost_by_waiting_or_on_an_accelerator_is_a_saturation():
+    assert not why_unlikely(summary(wait=9.5, forward=0.5), 0.05)
+    device = {"wait": 0.0, "copy": 0.0, "forward": 0.05, "backward": 0.05, "optimizer": 0.0}
+    slow = summary(device=device, behind=0.0, forward=9.0)
+    assert not why_unlikely(slow, 0.1)
+    assert "saturation 10%" in judge(slow, saturation=0.1).evidence
 
 
 def test_advice_on_compute_depends_on_precision_and_size():

@@ -37,7 +37,6 @@ def test_what_a_result_says(tmp_path: Path):
     assert found.seconds == pytest.approx(sum(record.seconds for record in found.history))
     assert found.device == torch.device("cpu") and found.precision.name == "float32"
     assert found.feed.startswith("gather, 1 thread - ")
-    assert found.saturation is not None and 0 < found.saturation <= 1
     assert found.verdict is not None and found.verdict.advice
     assert found.evaluation is not None and found.evaluation.loss == found.history[-1].val_loss
     assert found.report is not None and "Epoch" in found.report.read_text(encoding="utf-8")
@@ -91,6 +90,25 @@ def test_the_saturation_is_the_ready_step_over_the_runs_own(monkeypatch: pytest.
     found = trainer(loss=Loss(), clock=lambda: now[0]).fit(Slow(), epochs=1)
     assert found.saturation == pytest.approx(5 / 17)  # the first batch lay ready
     assert found.verdict is not None and found.verdict.bound_by == "waiting for data"
+
+
+def test_a_run_that_others_slowed_down_tells_no_saturation():
+    now, training_s = [0.0], [50.0]
+
+    class Loss(nn.Module):
+        def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            now[0] += training_s[0]
+            return nn.functional.cross_entropy(outputs, labels)
+
+    class Last:
+        def __iter__(self) -> Any:
+            yield from batches([8] * 5)
+            training_s[0] = 1.0  # the other program ended
+
+    found = trainer(loss=Loss(), clock=lambda: now[0]).fit(Last(), epochs=1)
+    assert found.saturation is None and found.report_data.saturation is None
+    assert found.verdict is not None and found.verdict.bound_by == "compute"
+    assert any("other programs had the cores" in line for line in found.verdict.evidence)
 
 
 def test_too_few_steps_tell_no_saturation():
