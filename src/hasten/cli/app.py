@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 import warnings
@@ -80,9 +81,9 @@ def _open_what_is_closed() -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         _check_current_folder()
-        given = sys.argv[1:] if arguments is None else arguments
         result: Any = app(args=arguments, standalone_mode=False, obj=given)
         sys.stdout.flush()
         if result == _CTRL_C:  # typer returns this for a KeyboardInterrupt, and says nothing
@@ -96,11 +97,13 @@ def _run(arguments: list[str] | None) -> int:
             return error.exit_status
         rank = _rank()
         where = f"rank {rank}: " if rank else ""
-        return _say(f"{where}error: {error}", error.exit_status)
+        text = f"{where}error: {error}"
+        return _say(text + _about_lists(given, text), error.exit_status)
     except typer.Exit as stop:
         return stop.exit_code
     except _WRONG_USAGE as error:
         if _launched_rank() == 0:  # all processes of a launcher are called alike
+            error.message += _about_lists(given, error.format_message())
             error.show()
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
@@ -116,6 +119,15 @@ def _run(arguments: list[str] | None) -> int:
     except MemoryError as error:
         reason = f": {error}" if str(error) else ""
         return _say(f"error: there is not enough memory for this{reason}", 1)
+
+
+def _about_lists(given: list[str], message: str) -> str:
+    """Where a message refuses several values that `hasten train` was given: who takes them."""
+    for before, word in itertools.pairwise(given):
+        option, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if given[0] == "train" and "," in value and (value in message or f"'{option}'" in message):
+            return f"; several values ({value}) are for hasten compare"
+    return ""
 
 
 def _rank() -> int:

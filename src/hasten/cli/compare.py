@@ -19,7 +19,6 @@ from hasten.errors import UsageError
 
 if TYPE_CHECKING:
     from hasten.vision.compared import Comparison
-    from hasten.vision.grid import Grid
 
 # Options of `hasten train` that are about its run or its processes (a comparison is one), and no
 # settings to compare by.
@@ -94,7 +93,6 @@ def compare(
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} to")
     lines = _Lines(output.people_stream(json))
-    lines.say(f"Comparison: {folder}, {_size(asked)}")
     try:
         result = comparing.compare(
             asked,
@@ -210,14 +208,6 @@ def _checked_name(name: str) -> str:
     if name in (".", "..") or Path(name).name != name:
         raise UsageError(f"--name is one folder name, not {name!r}; use --comparisons for the path")
     return name
-
-
-def _size(asked: Grid) -> str:
-    count = 1
-    for name in asked.varying:
-        count *= len(asked.axes[name])
-    settings = "one setting" if count == 1 else f"{count} settings"
-    return f"{settings}, {asked.repeat} {'run' if asked.repeat == 1 else 'runs'} each"
 
 
 def _command(context: typer.Context) -> str:

@@ -49,7 +49,7 @@ def compare(
     Args:
         grid: what to compare.
         folder: made if it is not there.
-        say: told a line when a run has ended, and what was left out.
+        say: told what is compared and what was left out, and a line when a run has ended.
         announce: told a line when a run begins.
         fresh: forget what the folder holds of an earlier comparison.
         command: how to go on, told when it is stopped.
@@ -64,9 +64,10 @@ def compare(
         HastenError: the folder cannot be written.
     """
     trials, left_out = grid.trials()
-    for item in left_out:
-        say(f"Left out {item.device}: {item.reason}")
     with KeptRows(folder, grid, _machine(trials), command=command, fresh=fresh) as kept:
+        say(f"Comparison: {folder}, {grid.extent}")
+        for item in left_out:
+            say(f"Left out {item.device}: {item.reason}")
         session = _Session(trials, grid.repeat, kept, say, announce)
         try:
             session.go(run_one or Runner(say, save=grid.saves).prepared(session.wanted()))

@@ -114,6 +114,13 @@ class Grid:
         return tuple(name for name in AXES if len(self.axes[name]) > 1)
 
     @property
+    def extent(self) -> str:
+        """``6 settings, 3 runs each``, with the devices that are not here."""
+        count = math.prod(len(self.axes[name]) for name in self.varying)
+        settings = "one setting" if count == 1 else f"{count} settings"
+        return f"{settings}, {self.repeat} {'run' if self.repeat == 1 else 'runs'} each"
+
+    @property
     def saves(self) -> bool:
         """Whether its runs are to save checkpoints: where their settings are not the usual."""
         usual = TrainSettings()
@@ -212,9 +219,10 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
 
 def _value(name: str, word: str) -> Any:
     """One value of an axis, checked as far as it can be without data."""
+    value: Any = word
     try:
         if name == "cache_bytes" and word.lower() not in _UNSET:
-            value: Any = bytes_of(word, "it")
+            value = bytes_of(word, "it")
         else:
             value = _convert(typing.get_type_hints(TrainSettings)[name], word)
         TrainSettings(**{name: value})
@@ -227,7 +235,11 @@ def _value(name: str, word: str) -> Any:
         elif name == "device":
             _check_device(word)
     except HastenError as error:
-        raise UsageError(f"{option(name)} {word}: {error}") from error
+        said = str(error)
+        for named in (f"{name.replace('_', '-')} is ", f"{name}="):  # option and value: said once
+            for given in (repr(value), str(value)):
+                said = said.removeprefix(f"{named}{given}: ")
+        raise UsageError(f"{option(name)} {word}: {said}") from error
     return value
 
 

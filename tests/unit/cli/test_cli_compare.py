@@ -408,3 +408,11 @@ def test_a_stream_of_few_letters_is_no_reason_to_fail(
     assert hasten("Übung,digits", *GRID).status == 0
     sys.stdout.flush()
     assert b"\\xdcbung" in buffer.getvalue()
+
+
+def test_another_grid_is_refused_before_a_comparison_is_announced(hasten: Any) -> None:
+    first = hasten(*GRID, "--name", "one")
+    assert first.out.splitlines()[0] == "Comparison: comparisons/one, 3 settings, 2 runs each"
+    ran = hasten("--device", "cpu", "--batch-size", "10", "--name", "one")
+    assert (ran.status, ran.out) == (2, "")
+    assert "comparisons/one holds another comparison" in ran.err

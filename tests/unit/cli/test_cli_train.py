@@ -89,3 +89,32 @@ def test_an_option_reaches_the_run(
 def test_no_number_of_bytes(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert _run(["train", "--cache", "ram", f"--cache-bytes={text}", "--runs", str(tmp_path)]) == 2
     assert "such as 500MB or 20GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--channels-last", "off,on"], "off,on"),
+        (["--precision=float32,bfloat16"], "float32,bfloat16"),
+        (["--batch-size", "10,20"], "10,20"),
+        (["--epochs", "1,2"], "1,2"),
+        (["--epochs=1,2"], "1,2"),
+        (["--lr", "0.1,0.2"], "0.1,0.2"),
+        (["digits,fashion-mnist"], "digits,fashion-mnist"),
+    ],
+)
+def test_lists_of_values_are_for_compare(
+    words: list[str], values: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert _run(["train", *words, "--runs", str(tmp_path)]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.endswith(f"; several values ({values}) are for hasten compare")
+
+
+@pytest.mark.parametrize("words", [["--epochs", "x"], ["--model", "nosuch"], ["--lr", "x"]])
+def test_other_mistakes_say_nothing_of_lists(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # An option with a comma that is right is no list that was refused.
+    assert _run(["train", *words, "--data-dir", "a,b", "--runs", str(tmp_path)]) == 2
+    assert "hasten compare" not in capsys.readouterr().err

@@ -135,6 +135,23 @@ VALUES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": "0,x"}, "--num-workers x: a number from 0 up, or auto"),
+        ({"num_workers": "0,-1"}, "--num-workers -1: a number from 0 up, or auto"),
+        ({"channels_last": "on,maybe"}, "--channels-last maybe: auto, on or off"),
+        ({"patience": "1,0"}, "--patience 0: epochs without a better one, at least 1, or None"),
+        ({"keep": "0"}, "--keep 0: it is a whole number of at least 1"),
+        ({"lr": "0"}, "--lr 0: a number above 0"),
+    ],
+)
+def test_a_refused_value_is_named_once(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse(options)
+    assert str(refused.value) == message
+
+
 @pytest.mark.parametrize("name", AXES)
 def test_values_of_an_axis_are_read(name: str) -> None:
     text, expected = VALUES[name]
@@ -269,7 +286,8 @@ def test_runs_are_interleaved_over_the_repeats(tmp_path: Path) -> None:
         announce=announced.append,
     )
     assert fake.batches == [10, 20, 30, 10, 20, 30]
-    assert said[1] == "[2/6] cpu, batch 20, workers auto: 200 images/s, 90.0 %"
+    assert said[0] == f"Comparison: {tmp_path / 'c'}, 3 settings, 2 runs each"
+    assert said[2] == "[2/6] cpu, batch 20, workers auto: 200 images/s, 90.0 %"
     assert announced[1] == "[2/6] cpu, batch 20, workers auto ..."
 
 
@@ -435,7 +453,7 @@ def test_a_trial_that_fails_is_a_row_and_the_others_go_on(
     assert [len(row.runs) for row in result.rows] == [2, 0, 2]
     assert [row.number for row in result.failed] == [2]
     assert str(result.rows[1].failed).startswith(reason)
-    assert said[1] == f"[2/6] cpu, batch 20, workers auto: failed: {reason}"
+    assert said[2] == f"[2/6] cpu, batch 20, workers auto: failed: {reason}"
     assert f"Run 2 failed: {reason}" in findings(result)
     again, fake = go(grid, tmp_path / "c")
     assert fake.batches == [20, 20]  # the reason may be gone
