@@ -4,7 +4,8 @@
 
     HastenError
     ├── UsageError            the call or the command line asks for what cannot be (exit status 2)
-    │   └── DeviceUnavailable     no such device here; names what there is (also a RuntimeError)
+    │   ├── DeviceUnavailable     no such device here; names what there is (also a RuntimeError)
+    │   └── UnknownOption         a keyword argument that there is not (also a TypeError)
     ├── DeviceMismatch        tensors of one operation lie on several devices (also a RuntimeError)
     ├── DataError             a data set, file or sample cannot be used (also a ValueError)
     ├── CheckpointError       a checkpoint is missing, broken, unsafe or does not fit
@@ -37,6 +38,10 @@ class UsageError(HastenError, ValueError):
 
 class DeviceUnavailable(UsageError, RuntimeError):
     """The device asked for is unknown or absent; the message names those that are here."""
+
+
+class UnknownOption(UsageError, TypeError):
+    """A keyword argument that there is not; the message names the one likely meant."""
 
 
 class DeviceMismatch(HastenError, RuntimeError):

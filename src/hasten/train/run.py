@@ -18,12 +18,13 @@ from hasten.devices import runtime
 from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 from hasten.observe import timeline as phases
+from hasten.train import options as run_options
 from hasten.train import precision
 from hasten.train import state as states
 from hasten.train.half import compile_in_place, run_at
 from hasten.train.lookout import Lookout
 from hasten.train.loss_over import Over
-from hasten.train.settings import RunOptions, RunSettings
+from hasten.train.settings import RunOptions
 from hasten.train.source import Source, close, count
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ _NO_BACKWARD = (
 )
 
 
+@run_options.shown
 class Run(Lookout):
     """What surrounds the body of a training loop.
 
@@ -53,16 +55,18 @@ class Run(Lookout):
                 run.step(optimizer)
 
     Says ``Using device: …`` when made; prints a line an epoch; with ``folder`` also logs, saves
-    checkpoints and resumes. Keyword arguments are those of
-    :class:`hasten.train.settings.RunSettings`.
+    checkpoints and resumes.
+
+    Args:
+        options: those of :class:`hasten.train.settings.RunSettings`.
 
     Raises:
-        UsageError: an option is wrong.
+        UsageError: an option is wrong; one that there is not is a TypeError, too.
         DeviceUnavailable: there is no such device here.
     """
 
     def __init__(self, **options: Unpack[RunOptions]) -> None:
-        super().__init__(RunSettings(**options))
+        super().__init__(run_options.settings_of(self, options))
 
     @overload
     def prepare(self, one: T, /) -> T: ...

@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 class RunOptions(TypedDict, total=False):
-    """The keyword arguments of :class:`hasten.Run` and :class:`hasten.Trainer`; see
+    """The options of :class:`hasten.Run` and :class:`hasten.Trainer`, for checkers of types; see
     :class:`RunSettings` for what each means."""
 
     device: str | torch.device | int | None
@@ -62,66 +62,76 @@ class RunOptions(TypedDict, total=False):
 class RunSettings:
     """Settings of a run.
 
+    Args:
+        device: ``auto`` for the best there is, or a name such as ``cuda:1``, ``mps``, ``cpu``.
+        precision: ``auto`` measures (Trainer) or goes by what the device is built for (Run);
+            ``float32``, ``bfloat16`` or ``float16`` (scaled). Weights stay float32.
+        channels_last: store images and 4-dimensional weights with channels last; ``auto`` measures
+            (Trainer) or leaves them (Run).
+        compile: compile the model with ``torch.compile``, in place: names in checkpoints do not
+            change.
+        strategy: how devices share out a step. Between the processes of a launcher (torchrun,
+            srun): ``ddp``, a copy of the model in each, or ``fsdp``, a part of it in each. In one
+            process: ``dp``, a copy on each of several devices, or ``single``. ``auto`` is ``ddp``
+            or ``single``.
+        sync_batchnorm: batch norms take their statistics over the batch of all processes, not of
+            each its own.
+        accumulate: batches whose gradients are averaged before each optimizer step.
+        clip_norm: largest 2-norm of all gradients together; ``None`` leaves them.
+        seed: seeds Python's, numpy's and torch's generators when the run is made; ``None`` leaves
+            them. For the initial weights of a model that is made before, seed there:
+            ``torch.manual_seed``.
+        folder: where log, checkpoints and report go; ``None`` writes nothing.
+        resume: go on from the newest whole checkpoint in ``folder``, if there is one.
+        checkpoint_every: besides the end of each epoch: ``500 steps``, ``10 min``, ``2 epochs``
+            (then not at each), or ``never`` for only at the end of each epoch.
+        keep: how many of the newest checkpoints are kept, beside the best.
+        patience: end the run after so many epochs without a better one than the best (by
+            ``val_accuracy``, or else ``val_loss``, or else the training loss); ``None`` trains all
+            of them. Where only some epochs are validated, those alone count.
+        log_every: batches between log points; on an accelerator the loss is read back only then.
+        progress: ``auto`` (a live bar on a terminal, plain lines elsewhere), ``bar``, ``plain``,
+            ``off``.
+        stream: where text for people goes; standard output by default.
+        sinks: each gets every record as well, for example a TensorBoard writer.
+        config: JSON values, kept in ``config.json`` and in each checkpoint: what you want to find
+            again.
+        resume_hint: the command to resume with, shown when a signal stops the run.
+        announce: say ``Using device: …`` when the run is made.
+        hang_after_s: seconds without a finished batch, in training or validation, after which the
+            step, the ranks that have not come and the stacks of all threads are told on standard
+            error; 0 for never.
+        hang_exits: end the process with status 75 when it hangs, so that a launcher starts it anew.
+        clock: gives seconds, monotonic; every time is read from it.
+
     Raises:
         UsageError: a value is out of range, or two contradict each other.
     """
 
     device: str | torch.device | int | None = "auto"
-    """``auto`` for the best there is, or a name such as ``cuda:1``, ``mps``, ``cpu``."""
     precision: str = "auto"
-    """``auto``, ``float32``, ``bfloat16`` or ``float16`` (scaled). Weights stay float32."""
     channels_last: bool | str = "auto"
-    """Store images and 4-dimensional weights with channels last; ``auto`` measures (Trainer) or
-    leaves them (Run)."""
     compile: bool = False
-    """Compile the model with ``torch.compile``, in place: names in checkpoints do not change."""
     strategy: str = "auto"
-    """How devices share out a step. Between the processes of a launcher (torchrun, srun): ``ddp``,
-    a copy of the model in each, or ``fsdp``, a part of it in each. In one process: ``dp``, a copy
-    on each of several devices, or ``single``. ``auto`` is ``ddp`` or ``single``."""
     sync_batchnorm: bool = False
-    """Batch norms take their statistics over the batch of all processes, not of each its own."""
     accumulate: int = 1
-    """Batches whose gradients are averaged before each optimizer step."""
     clip_norm: float | None = None
-    """Largest 2-norm of all gradients together; ``None`` leaves them."""
     seed: int | None = 0
-    """Seeds Python's, numpy's and torch's generators when the run is made; ``None`` leaves them.
-    For the initial weights of a model that is made before, seed there: ``torch.manual_seed``."""
     folder: str | Path | None = None
-    """Where log, checkpoints and report go; ``None`` writes nothing."""
     resume: bool = False
-    """Go on from the newest whole checkpoint in ``folder``, if there is one."""
     checkpoint_every: str | Every | None = "10 min"
-    """Besides the end of each epoch: ``500 steps``, ``10 min``, ``2 epochs`` (then not at each),
-    or ``never`` for only at the end of each epoch."""
     keep: int = 2
-    """How many of the newest checkpoints are kept, beside the best."""
     patience: int | None = None
-    """End the run after so many epochs without a better one than the best (by ``val_accuracy``, or
-    else ``val_loss``, or else the training loss); ``None`` trains all of them. Where only some
-    epochs are validated, those alone count."""
     log_every: int = 50
-    """Batches between log points; on an accelerator the loss is read back only then."""
     progress: str = "auto"
-    """``auto`` (a live bar on a terminal, plain lines elsewhere), ``bar``, ``plain``, ``off``."""
     stream: TextIO | None = None
-    """Where text for people goes; standard output by default."""
     sinks: Sequence[Sink] = ()
-    """Each gets every record as well, for example a TensorBoard writer."""
     config: dict[str, Any] = field(default_factory=dict)
-    """JSON values, kept in ``config.json`` and in each checkpoint: what you want to find again."""
     resume_hint: str | None = None
-    """The command to resume with, shown when a signal stops the run."""
     announce: bool = True
-    """Say ``Using device: …`` when the run is made."""
     hang_after_s: float = 600.0
-    """Seconds without a finished batch, in training or validation, after which the step, the ranks
-    that have not come and the stacks of all threads are told on standard error; 0 for never."""
     hang_exits: bool = False
-    """End the process with status 75 when it hangs, so that a launcher starts it anew."""
     clock: Callable[[], float] = time.perf_counter
-    """Seconds, monotonic."""
 
     def __post_init__(self) -> None:
         for name, least in (("accumulate", 1), ("keep", 1), ("log_every", 1)):

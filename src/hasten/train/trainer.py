@@ -15,13 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hasten.errors import DataError, UsageError
 from hasten.train import explain, probe, sharded
 from hasten.train import loss_over as over
+from hasten.train import options as run_options
 from hasten.train import world as worlds
 from hasten.train.batch_size import BatchPlan, batch_line, fitting
 from hasten.train.evaluation import Evaluation, evaluate
 from hasten.train.loss_over import LossOver
 from hasten.train.result import Page, Result, finish
 from hasten.train.run import Run
-from hasten.train.settings import RunOptions, RunSettings
+from hasten.train.settings import RunOptions
 from hasten.train.source import length, split
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -31,6 +32,7 @@ MakeScheduler = (
 )
 
 
+@run_options.shown
 class Trainer:
     """Trains a model with the plain loop of :meth:`fit`, on whatever device there is.
 
@@ -63,10 +65,10 @@ class Trainer:
             ``lambda outputs, labels: (labels != pad).sum()``. ``auto`` asks PyTorch's losses for
             their class weights and ignored labels, and takes others for means over samples; with
             several processes it tries whether that is so, and says where it is not.
-        options: of the run: see :class:`hasten.train.settings.RunSettings`.
+        options: of the run: those of :class:`hasten.train.settings.RunSettings`.
 
     Raises:
-        UsageError: an option is wrong.
+        UsageError: an option is wrong; one that there is not is a TypeError, too.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Trainer:
         self.run: Run | None = None
         """The run of the last :meth:`fit`."""
         self.last_evaluation: Evaluation | None = None
-        self._settings = RunSettings(**options)
+        self._settings = run_options.settings_of(self, options)
         self._options = options
         self._make_optimizer, self._lr = optimizer, lr
         self._make_scheduler, self._per_step = scheduler, schedule_per == "step"
