@@ -13,14 +13,17 @@ from hasten.feed import randomness
 from hasten.feed.describe import text_of
 from hasten.feed.failure import Failure
 from hasten.feed.handlers import by_a_handler
-from hasten.feed.inside import Inside, alive, inside
+from hasten.feed.inside import Inside, Mark, alive, inside, walk
 from hasten.feed.openfiles import OpenFiles
 from hasten.feed.samples import Made, Maker, short
 from hasten.feed.sources import as_rows
+from hasten.feed.surroundings import kept as kept_by
 from hasten.feed.tables import Table
 from hasten.feed.work import Beginning
 
 _TRIAL_S = 0.5
+_CACHED = 8  # times that a cache is quicker than what it keeps
+_ASKED_AGAIN = 8  # samples
 
 
 class AsGiven(Maker):
@@ -137,6 +140,7 @@ class Tried:
         changed: the data set changed by being asked, or the place of a file that was open.
         unseen: it holds more than can be looked at, or what cannot be looked into.
         cut: it took too long, and was ended: what it does is not known.
+        caches: samples are kept for when they are asked for again.
     """
 
     batch_s: float | None
@@ -146,6 +150,7 @@ class Tried:
     changed: bool
     unseen: bool
     cut: bool = False
+    caches: bool = False
 
 
 class AsGivenWork:
@@ -159,12 +164,15 @@ class AsGivenWork:
         self._maker = maker
         self._beginning = beginning
         self._at_start: Inside = None
+        self._mark: Mark | None = None
         self._files: OpenFiles | None = None
 
     def about_to_fork(self) -> None:
         """See `Forked`. A DataLoader's own workers share what is open, as they always did."""
         if self._beginning is None:
             self._files = OpenFiles()
+            # Made here, as a fork that counted references to all items would copy their memory.
+            self._mark = self._mark or Mark(self._maker.dataset, self._maker.collate_fn)
 
     def start(self, worker: int) -> None:
         """See `Work`."""
@@ -172,7 +180,8 @@ class AsGivenWork:
             self._beginning.start(worker)
         if self._files is not None:
             self._files.own(writable=True)
-        self._at_start = self._inside()
+        if self._mark is None:
+            self._at_start = self._inside()
 
     def _inside(self) -> Inside:
         return inside(self._maker.dataset, self._maker.collate_fn)
@@ -196,10 +205,11 @@ class AsGivenWork:
         return Watched(made, moved, after, changed=self._changed())
 
     def _changed(self) -> bool:
-        if self._at_start is None:
-            return True  # there was too much to look at
-        read_on = self._files is not None and self._files.moved()
-        return read_on or self._inside() != self._at_start
+        if self._files is not None and self._files.moved():
+            return True
+        if self._mark is not None:
+            return self._mark.changed()
+        return self._at_start is None or self._inside() != self._at_start
 
     def failed(self, job: Any, error: Exception) -> Watched:
         """See `Work`."""
@@ -214,27 +224,63 @@ class AsGivenWork:
     def _tried(self, job: Trial) -> Tried:
         before, end = randomness.save(), time.perf_counter() + _TRIAL_S
         batch_s, busy, size, each_s = None, 1.0, 0, 0.0
+        maker, mark = self._maker, self._mark
+        kept, quicker, asked = None, True, False
         # One sample first, which warms up, for seconds where it imports; then as many of a batch as
         # there is time for, one more at least.
-        for indices in [*job.batches[:1], *job.batches]:
-            whole = len(indices) if self._maker.batched else 1
-            fits = int((end - time.perf_counter()) / each_s) if each_s else 1
+        for turn, indices in enumerate([*job.batches[:1], *job.batches]):
+            whole = len(indices) if maker.batched else 1
+            fits = int((end - time.perf_counter()) / each_s) - quicker if each_s else 1
             count = max(1, min(whole, fits))
-            part = indices if count == whole else list(indices)[:count]
-            started, cpu_started = time.perf_counter(), time.thread_time()
-            try:
-                made = self._maker.make(0, 0, part)
-            except Exception:  # noqa: BLE001 - told with its index when it is iterated
-                each_s = each_s or time.perf_counter() - started
+            # The last ones, as the first has been made once.
+            first = whole - count if each_s else 0
+            part = indices if count == whole else list(indices)[first : first + count]
+            cost = _Cost(maker, part)
+            if cost.made is None:
+                each_s = each_s or cost.wall_s
                 continue
-            ended, cpu_ended = time.perf_counter(), time.thread_time()
-            took_s, late = max(ended - started, 1e-9), each_s > 0 and ended > end
-            each_s = took_s / count
+            late = each_s > 0 and time.perf_counter() > end
+            each_s = cost.wall_s / count
             if batch_s is None or each_s * whole < batch_s:  # others may have had the core
-                batch_s, busy = each_s * whole, min(1.0, (cpu_ended - cpu_started) / took_s)
-            size = whole * held(made.batch).bytes // count
+                batch_s, busy = each_s * whole, cost.busy
+            size = whole * held(cost.made.batch).bytes // count
             if late:
                 break
-        unseen = self._at_start is None or alive(self._maker.dataset, self._maker.collate_fn)
+            if kept is None:
+                kept = self._kept()
+            elif quicker and turn + whole > 2:  # else it is the one of the first turn
+                asked, few = True, int((end - time.perf_counter()) / each_s)
+                few = max(1, min(_ASKED_AGAIN, count, few))
+                again = _Cost(maker, list(part)[-few:] if maker.batched else part)
+                quicker = cost.many_times(again, few / count)
+        caches = (asked and quicker) or (kept is not None and kept != self._kept())
+        unseen = mark is None or not mark.told or alive(maker.dataset, maker.collate_fn)
         moved = randomness.touched(before)
-        return Tried(batch_s, busy, size, moved, self._changed(), unseen)
+        return Tried(batch_s, busy, size, moved, self._changed(), unseen, caches=caches)
+
+    def _kept(self) -> list[int]:
+        return kept_by(walk([self._maker.dataset, self._maker.collate_fn]))
+
+
+class _Cost:
+    """A batch, and the seconds that making it took; without a batch where it raised, which is told
+    with its index when it is iterated."""
+
+    def __init__(self, maker: AsGiven, indices: Any) -> None:
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        self.made: Made | None
+        try:
+            self.made = maker.make(0, 0, indices)
+        except Exception:  # noqa: BLE001 - see above
+            self.made = None
+        self.cpu_s = time.thread_time() - cpu_started
+        self.wall_s = max(time.perf_counter() - started, 1e-9)
+        self.busy = min(1.0, self.cpu_s / self.wall_s)
+
+    def many_times(self, again: _Cost, share: float) -> bool:
+        """Whether asking again for this share of it was so much quicker that it is kept.
+
+        In processor time, too: files that are read again come quicker, as the system keeps them.
+        """
+        less = again.wall_s * _CACHED <= self.wall_s * share
+        return again.made is not None and less and again.cpu_s * _CACHED <= self.cpu_s * share

@@ -23,7 +23,7 @@ from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
 from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
 from hasten.feed.forking import no_workers_here, refuse_workers_here
-from hasten.feed.inside import inside
+from hasten.feed.inside import Mark
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.measure import workers_for
 from hasten.feed.openfiles import SHARED, unshareable
@@ -43,6 +43,10 @@ _A_WORKER_S = 1.0  # what an epoch's samples must cost for each: they are starte
 UNFORESEEN = "its sampler is not asked before its time, as that might leave something behind"
 """What to say where its code is not seen to draw only from what is put back."""
 
+_CACHES = (
+    "its samples are kept for when they are asked for again (a cache), which processes that begin "
+    "anew in each epoch would not have"
+)
 _COMPARED = frozenset({0, 1, 10, 100, 1_000, 10_000, 100_000})
 
 
@@ -79,7 +83,7 @@ class MadeAhead:
         self._maker = maker
         self._each = max(1, plan.prefetch_batches // plan.workers)
         self._bound = Bound(plan.prefetch_bytes, plan.batch_bytes)
-        self._mark = inside(maker.dataset, maker.collate_fn)
+        self._mark = Mark(maker.dataset, maker.collate_fn)
         self._foreseen: dict[int, Any] = {}
         self._pool = _pool(maker, plan.workers, self._each)
         self.trouble = ""
@@ -106,7 +110,7 @@ class MadeAhead:
         """See `Sought`."""
         if not identical(self._foreseen.pop(number), wanted):
             return None, "its sampler draws between the loop's own draws"
-        if inside(self._maker.dataset, self._maker.collate_fn) != self._mark:
+        if self._mark.changed():
             return None, "the loop changes the data set between batches"
         if number not in _COMPARED:
             return batch, ""
@@ -217,7 +221,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline(alone)
     if not fork_is_there():
         return _inline("samples are made here, as processes begin by running the script again")
-    if inside(maker.dataset, maker.collate_fn) is None:
+    if not Mark(maker.dataset, maker.collate_fn).told:
         return _inline("what the data set holds cannot be watched for changes, or is too much")
     connected = unshareable(maker.dataset, maker.collate_fn)
     if connected:
@@ -252,6 +256,8 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
         return _inline(trouble)
     if found.unseen:
         return _inline("the data set holds a running generator, which cannot be watched")
+    if found.caches:
+        return _inline(_CACHES)
     each = f"{duration(found.batch_s / size)} a sample"
     if found.cut:
         each = f"over {duration(found.batch_s)} for a sample and to collate it"

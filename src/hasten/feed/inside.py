@@ -2,10 +2,10 @@
 
 A generator kept in an attribute, a counter, a cache: a data set that changes when it is asked for
 samples gives others in another process, or when it is asked earlier. Looked at are attributes,
-containers and what functions close over, all the way down. Not seen are variables of modules and
-what lies behind extension types (open files, database handles). Of what has a state that nothing
-tells (sparse and nested tensors, generators without one, whatever raises when it is asked), it is
-said that it cannot be looked into.
+containers and what functions close over, all the way down; by a `Mark` also attributes of classes
+and all of long lists. Not seen are variables of modules and what lies behind extension types (open
+files, database handles). Of what has a state that nothing tells (sparse and nested tensors,
+generators without one, whatever raises when it is asked), it is said that it cannot be looked into.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import logging
 import random
 import types
+from array import array
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +25,18 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-_LONG = 64  # longer containers count by their length and place in memory
+from hasten.feed import surroundings
+
+_LONG = 64  # longer containers count by their length and place in memory, or by their items' places
+_MOST_ITEMS = 5_000_000  # of long containers: some 10 ms each time they are compared
+_WHOLE_BYTES = 1 << 20  # arrays of more count by their place in memory in any case
 _MOST = 4000  # objects that are looked at
 _SMALL_BYTES = 256  # smaller tensors and arrays count by their values
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype)
 _WHOLE = (torch.Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.BitGenerator)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_BYTES = (bytearray, array)
+_PASSED = (logging.Logger, logging.Handler)
 _LIVE = (types.GeneratorType, itertools.count, itertools.cycle, itertools.chain, zip, map, filter)
 
 Inside = list[Any] | None
@@ -53,6 +63,38 @@ def inside(*objects: Any) -> Inside:
 def told(item: Any) -> bool:
     """Whether what an object holds can be told."""
     return inside(item) is not None
+
+
+class Mark:
+    """What objects hold now, with all that a sample may be made of, as far as it can be seen.
+
+    To the attributes of `inside` come those of their classes, what class functions close over or
+    cache, and of long containers every item: what is put in its place is seen, what is written
+    within it is not.
+
+    Attributes:
+        told: whether it can be told; else they count as changed.
+    """
+
+    def __init__(self, *objects: Any) -> None:
+        self._objects = objects
+        self._then: list[Any] = []
+        self.told = self._look(self._then, keep=True)
+
+    def changed(self) -> bool:
+        """Whether they hold anything else by now. Whatever they hold, nothing is raised."""
+        now: list[Any] = []
+        try:
+            return not (self.told and self._look(now, keep=False) and bool(self._then == now))
+        except Exception:  # noqa: BLE001 - of items that were put there and do not compare
+            return True
+
+    def _look(self, found: list[Any], *, keep: bool) -> bool:
+        try:
+            _Whole(found, keep=keep).at_all(self._objects)
+        except UntoldError:
+            return False
+        return True
 
 
 class _Look:
@@ -83,16 +125,62 @@ class _Look:
         state = _state(item)
         if state is not None:
             self._found.append(state)
-            return []
-        if isinstance(item, (dict, list, tuple, set, frozenset)):
+        elif isinstance(item, _CONTAINERS):
             self._found.append(len(item))
-        return _parts(item)
+        return [] if isinstance(item, _PASSED) else self._within(item, state)
+
+    def _within(self, item: Any, state: str | None) -> list[Any]:
+        return _parts(item) if state is None else []
+
+
+class _Whole(_Look):
+    """Looks at what is long, too, and around."""
+
+    def __init__(self, found: list[Any], *, keep: bool) -> None:
+        """`keep`: for later; else what is found is compared before anything changes."""
+        super().__init__(found)
+        self._keep = keep
+        self._left = _MOST_ITEMS
+
+    def _within(self, item: Any, state: str | None) -> list[Any]:
+        if isinstance(item, (*_BYTES, np.ndarray)):
+            if _size(item) <= _WHOLE_BYTES:
+                self._found.append(item.tobytes() if hasattr(item, "tobytes") else bytes(item))
+            return []
+        if isinstance(item, _CONTAINERS) and len(item) > _LONG:
+            self._left -= len(item)
+            if self._left < 0:
+                raise UntoldError("too much")
+            self._found.append(_copied(item) if self._keep or isinstance(item, deque) else item)
+        return [*super()._within(item, state), *self._around(item)]
+
+    def _around(self, item: Any) -> Iterator[Any]:
+        for kind in surroundings.own_classes(item):
+            if id(kind) not in self._seen:
+                self._seen.add(id(kind))
+                inner, plain = surroundings.of_class(kind)
+                self._found.extend(plain)
+                yield from inner
+
+
+def _size(item: Any) -> int:
+    size: int = item.nbytes if isinstance(item, np.ndarray) else memoryview(item).nbytes
+    return size
+
+
+def _copied(item: Any) -> Any:
+    """The same items, which live as long as it does: so a place in memory is not another's."""
+    if isinstance(item, dict):
+        return dict.copy(item)
+    if isinstance(item, set):
+        return set.copy(item)
+    return list(item) if isinstance(item, list | deque) else item
 
 
 def _parts(item: Any) -> list[Any]:
     if isinstance(item, dict):
         return [*item.keys(), *item.values()] if len(item) <= _LONG else []
-    if isinstance(item, (list, tuple, set, frozenset)):
+    if isinstance(item, _CONTAINERS):
         return list(item) if len(item) <= _LONG else []
     return list(_attributes(item))
 
@@ -103,6 +191,8 @@ def _state(item: Any) -> str | None:
         return _tensor(item)
     if isinstance(item, np.ndarray):
         return _array(item)
+    if isinstance(item, _BYTES):
+        return repr(item) if len(item) <= _LONG else str(len(item))
     return _generator(item)
 
 
@@ -169,7 +259,7 @@ def _large(item: Any) -> bool:
         return item.numel() * item.element_size() > _SMALL_BYTES
     if isinstance(item, np.ndarray):
         return item.nbytes > _SMALL_BYTES
-    return isinstance(item, (dict, list, tuple, set, frozenset)) and len(item) > _LONG
+    return isinstance(item, _CONTAINERS) and len(item) > _LONG
 
 
 def walk(objects: Any, past: tuple[type, ...] = ()) -> Iterator[Any]:

@@ -1,0 +1,297 @@
+"""What a data set holds, what is around it and what it keeps: seen by who makes batches ahead."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from feed_datasets import same
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from hasten.feed import Loader, asgiven, foresight
+from hasten.feed.asgiven import Tried
+from hasten.feed.inside import Mark
+
+COUNT = 100
+CACHE: dict[int, Any] = {}
+
+
+class Numbers(Dataset[Any]):
+    """Of what it holds in `x`, and of its class's attribute."""
+
+    scale = 1.0
+    bank = [0.0]  # noqa: RUF012 - shared by all, as that is the point
+
+    def __init__(self, x: Any = None) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        value = index if self.x is None else self.x[index]
+        return torch.tensor([float(value) * type(self).scale + self.bank[0]])
+
+
+class Inherited(Numbers):
+    pass
+
+
+def replace(x: Any) -> None:
+    x[70] = 5
+
+
+def rotate(x: Any) -> None:
+    x.rotate(1)
+
+
+def scale(_: Any) -> None:
+    Numbers.scale = 2.0
+
+
+def bank(_: Any) -> None:
+    Numbers.bank[0] = 3.0
+
+
+def method(_: Any) -> None:
+    Numbers.__len__ = lambda self: COUNT  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "list": (lambda: [float(each) for each in range(COUNT)], replace),
+    "dict": (lambda: dict.fromkeys(range(COUNT), 1), replace),
+    "of lists": (lambda: {each: [each] for each in range(COUNT)}, replace),
+    "deque": (lambda: deque(range(COUNT)), rotate),
+    "bytes": (lambda: bytearray(COUNT), replace),
+    "array": (lambda: array("i", range(COUNT)), replace),
+    "numpy": (lambda: np.zeros(COUNT), replace),
+    "set": (lambda: set(range(COUNT)), lambda x: x.symmetric_difference_update({1, 1000})),
+    "class": (lambda: None, scale),
+    "class list": (lambda: None, bank),
+    "class function": (lambda: None, method),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Numbers, "scale", 1.0)
+    monkeypatch.setattr(Numbers, "bank", [0.0])
+    monkeypatch.setattr(Numbers, "__len__", Numbers.__len__)
+    CACHE.clear()
+    cached.cache_clear()
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_mark_tells_of_every_item_and_of_classes(kind: str) -> None:
+    make, change = CHANGES[kind]
+    dataset = Inherited(make())
+    mark = Mark({"held": [dataset]})
+    assert mark.told
+    assert not mark.changed()
+    change(dataset.x)
+    assert mark.changed()
+
+
+@pytest.mark.parametrize("kind", [name for name in CHANGES if name not in ("set", "of lists")])
+def test_what_the_loop_writes_comes_at_once(kind: str) -> None:
+    """A list of more than 64 numbers, or an attribute of a class, came with the next epoch."""
+    make, change = CHANGES[kind]
+
+    def play(batches: Any, dataset: Any) -> list[Any]:
+        seen = []
+        for number, batch in enumerate(batches):
+            seen.append(batch)
+            if number == 3:
+                change(dataset.x)
+        Numbers.scale, Numbers.bank[0] = 1.0, 0.0
+        return seen
+
+    here, there = Inherited(make()), Inherited(make())
+    expected = play(DataLoader(here, 4), here)
+    with Loader.from_dataloader(DataLoader(there, 4), plan="processes") as loader:
+        assert same(play(loader, there), expected)
+        assert loader.plan.name == "inline"
+
+
+def test_what_is_put_back_equal_is_no_change() -> None:
+    dataset = Numbers([str(each) for each in range(COUNT)])
+    mark = Mark(dataset)
+    dataset.x[3] = "".join("3")
+    assert not mark.changed()
+
+
+def test_more_than_can_be_compared_before_each_batch_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hasten.feed.inside._MOST_ITEMS", 250)
+    dataset = Numbers([[0] * 100, [1] * 100, [2] * 100])
+    assert not Mark(dataset).told
+    assert Mark(dataset).changed()
+    loader = Loader.from_dataloader(DataLoader(dataset, 4))
+    assert "cannot be watched for changes, or is too much" in loader.plan.reason
+
+
+def test_items_that_do_not_compare_count_as_changed() -> None:
+    dataset = Numbers([torch.zeros(2) for _ in range(COUNT)])
+    mark = Mark(dataset)
+    assert not mark.changed()
+    dataset.x[70] = torch.zeros(2)
+    assert mark.changed()
+
+
+def test_loggers_are_passed_over() -> None:
+    dataset = Numbers(logging.getLogger("hasten.feed"))
+    mark = Mark(dataset)
+    logging.getLogger("hasten.feed.somebody").setLevel("INFO")
+    assert mark.told
+    assert not mark.changed()
+
+
+# What is kept for when it is asked for again -----------------------------------------------------
+
+
+@functools.cache
+def cached(index: int) -> torch.Tensor:
+    return torch.full((2,), float(index))
+
+
+def looked_up(index: int) -> torch.Tensor:
+    if index not in CACHE:
+        CACHE[index] = torch.full((2,), float(index))
+    return CACHE[index]  # type: ignore[no-any-return]
+
+
+def remembering(function: Any) -> Any:
+    """As somebody writes such a decorator."""
+    known: dict[int, Any] = {}
+
+    def call(self: Any, index: int) -> Any:
+        if index not in known:
+            known[index] = function(self, index)
+        return known[index]
+
+    return call
+
+
+class ByFunction(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return cached(index) + 1
+
+
+class ByVariable(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return looked_up(index) + 1
+
+
+class ByMethod(Numbers):
+    __hash__ = Dataset.__hash__
+
+    @functools.cache  # noqa: B019
+    def made(self, index: int) -> torch.Tensor:
+        return torch.full((2,), float(index))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.made(index)
+
+
+class ByDecorator(Numbers):
+    @remembering
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((2,), float(index))
+
+
+class ByClass(Numbers):
+    known: dict[int, Any] = {}  # noqa: RUF012
+
+    def __getitem__(self, index: int) -> Any:
+        return self.known.setdefault(index, torch.full((2,), float(index)))
+
+
+class ByList(Numbers):
+    def __init__(self) -> None:
+        super().__init__([None] * COUNT)
+
+    def __getitem__(self, index: int) -> Any:
+        self.x[index] = torch.full((2,), float(index)) if self.x[index] is None else self.x[index]
+        return self.x[index]
+
+
+class ByArray(Numbers):
+    def __init__(self) -> None:
+        super().__init__(np.full(COUNT, np.nan))
+
+    def __getitem__(self, index: int) -> Any:
+        self.x[index] = float(index)
+        return torch.tensor(self.x[index])
+
+
+@pytest.mark.parametrize(
+    "kind", [ByFunction, ByVariable, ByMethod, ByDecorator, ByClass, ByList, ByArray]
+)
+def test_a_data_set_that_caches_is_iterated_as_it_is(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that begin anew in each epoch made every sample of every epoch."""
+    monkeypatch.setattr(foresight, "_CHEAP_BATCH_S", 0.0)
+    monkeypatch.setattr(foresight, "_START_WORKERS_S", 0.0)
+    monkeypatch.setattr(foresight.runtime, "cores", lambda: 2)
+    plan = Loader.from_dataloader(DataLoader(kind(), 4)).plan
+    assert plan.name == "inline"
+    assert "(a cache)" in plan.reason or "changes when it is asked" in plan.reason
+    assert Loader.from_dataloader(DataLoader(Numbers(), 4)).plan.name == "processes"
+
+
+class Timed(Numbers):
+    """By clocks of its own; keeps samples where nobody can see it, or the system does."""
+
+    def __init__(self, again_s: float, again_cpu_s: float) -> None:
+        self.again = SimpleNamespace(wall=again_s, cpu=again_cpu_s)
+        self.wall, self.cpu = 0.0, 0.0
+        self.done = torch.zeros(COUNT)
+
+    def __getitem__(self, index: int) -> Any:
+        again = bool(self.done[index])
+        self.wall += self.again.wall if again else 0.01
+        self.cpu += self.again.cpu if again else 0.01
+        self.done[index] = 1
+        return index
+
+
+@pytest.mark.parametrize(
+    ("again_s", "again_cpu_s", "caches"),
+    [(0.01, 0.01, False), (0.0005, 0.0005, True), (0.0005, 0.01, False), (0.01, 0.0005, False)],
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_samples_that_come_many_times_quicker_when_asked_again_are_kept(
+    again_s: float, again_cpu_s: float, caches: bool, batched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that take as much processor time as before: their files are in memory by then."""
+    dataset = Timed(again_s, again_cpu_s)
+    clock = SimpleNamespace(perf_counter=lambda: dataset.wall, thread_time=lambda: dataset.cpu)
+    monkeypatch.setattr(asgiven, "time", clock)
+    collate = default_collate if batched else torch.tensor
+    maker = asgiven.AsGiven(dataset, collate, skip_errors=False, batched=batched)
+    batches: list[Any] = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] if batched else [0, 1, 2]
+    found = asgiven.AsGivenWork(maker, None).run(asgiven.Trial(batches))
+    assert isinstance(found, Tried)
+    assert found.caches is caches
+
+
+def test_what_only_imports_or_counts_once_is_no_cache() -> None:
+    class Once(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if "once" not in CACHE:
+                CACHE["once"] = time.time()  # type: ignore[index]
+            return index
+
+    plan = Loader.from_dataloader(DataLoader(Once(), 4)).plan
+    assert "too cheap to hand over" in plan.reason
