@@ -50,6 +50,10 @@ class Loader(Attributes):
     Iterating to the end moves on to the next epoch; leaving early and iterating again starts the
     same epoch anew (`set_epoch` names one; after `load_state_dict` the next iteration goes on
     from the saved batch).
+
+    The shuffled order is hasten's own, whatever `torch.manual_seed` was given: with `generator` it
+    is the one that a DataLoader takes from that generator, and `from_dataloader` keeps a
+    DataLoader's in any case.
     """
 
     def __init__(

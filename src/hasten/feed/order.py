@@ -194,7 +194,9 @@ class GivenOrder:
 
     A sampler that draws from the global generators is given ones seeded by (seed, epoch), and
     they are put back; one with a `generator` of its own draws from that, whose state is kept
-    with the position, as is what samplers keep in a `state_dict`.
+    with the position, as is what samplers keep in a `state_dict`. From the `generator` of a Loader
+    one number is drawn first in each epoch, as a DataLoader draws one for its workers: so the order
+    is that of a DataLoader with the same generator.
     """
 
     def __init__(
@@ -264,6 +266,8 @@ class GivenOrder:
         randomness.seed(key)
         try:
             source = iter(self._sampler)
+            if self._given is not None and self._generator is self._given:
+                torch.empty((), dtype=torch.int64).random_(generator=self._given)
             passed = 0
             for batch in islice(source, first):
                 passed += 1

@@ -12,7 +12,14 @@ import torch
 from feed_datasets import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 from hasten.errors import UsageError
 from hasten.feed import Loader, Plan, randomness
@@ -148,14 +155,32 @@ def test_a_generator_gives_the_order_that_dataloader_takes_from_it() -> None:
         order = [torch.Generator().manual_seed(5) for _ in range(2)]
         ours = Loader(dataset, 4, True, generator=order[0])
         theirs = DataLoader(dataset, 4, True, generator=order[1])
-        assert same(list(ours), list(_in_order(theirs, dataset)))
+        for _ in range(3):  # epochs
+            assert same(list(ours), list(theirs))
+            assert torch.equal(order[0].get_state(), order[1].get_state())
         assert not same(list(ours), list(ours))
 
 
-def _in_order(loader: DataLoader, dataset: Any) -> Any:
-    """What a DataLoader gives, without the number it draws from its generator for workers."""
-    for indices in loader.batch_sampler:
-        yield torch.utils.data.default_collate([dataset[index] for index in indices])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler", "no batches", "of its own", "chunks"])
+def test_a_generator_gives_that_order_by_any_sampler(kind: str, workers: int) -> None:
+    def made(of: Any) -> Any:
+        generator, other = (torch.Generator().manual_seed(seed) for seed in (5, 6))
+        whose = other if kind == "of its own" else generator
+        sampler: Any = RandomSampler(data, generator=whose)
+        if kind == "chunks":
+            sampler = RandomSampler(data, replacement=True, num_samples=70, generator=whose)
+        options: dict[str, Any] = {"sampler": sampler, "batch_size": 3}
+        if kind == "batch_sampler":
+            options = {"batch_sampler": BatchSampler(sampler, 3, drop_last=True)}
+        elif kind == "no batches":
+            options["batch_size"] = None
+        return of(data, generator=generator, num_workers=workers, **options)
+
+    data = kinds.Plain()
+    ours, theirs = made(Loader), made(DataLoader)
+    for _ in range(2):
+        assert same(list(ours), list(theirs))
 
 
 @pytest.mark.parametrize("plan", ["inline", "threads", "processes", "auto"])
