@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -20,9 +21,11 @@ from hasten.feed.openfiles import SHARED
 from hasten.feed.options import Options
 from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan, duration
+from hasten.feed.recognise import unread
 from hasten.feed.samples import Maker
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
 from hasten.feed.tables import Table
+from hasten.observe.remedies import Remedy
 
 Clock = Callable[[], float]
 
@@ -60,7 +63,10 @@ class Planner:
         Raises:
             UsageError: a plan was asked for that the data set does not allow.
         """
-        return to_place(self._choose(device), self._options, device)
+        plan = self._choose(device)
+        if self._table is None and self._options.chosen and unread(self._options):
+            plan = replace(plan, remedy="source")
+        return to_place(plan, self._options, device)
 
     def _choose(self, device: torch.device | None) -> Plan:
         options, maker = self._options, self._maker
@@ -77,23 +83,35 @@ class Planner:
                     "give 1"
                 )
             single = 1 if maker.fetch is None else runtime.cores()
-            return self._sizing.threads(single if workers == "auto" else workers, "asked for")
+            count = single if workers == "auto" else workers
+            return replace(self._sizing.threads(count, "asked for"), remedy="auto")
         if name == "processes":
             count = max(1, runtime.cores() - 1) if workers == "auto" else workers
-            return self._sizing.processes(count, "asked for")
+            return replace(self._sizing.processes(count, "asked for"), remedy="auto")
         if name == "inline":
-            return Plan(name="inline", reason="asked for")
+            return Plan(name="inline", reason="asked for", remedy="auto")
         if workers != "auto" and workers > 0:
             have = runtime.cores()
             note = f", more than the {have} core{'s' * (have > 1)}" if workers > have else ""
-            return self._sizing.processes(workers, f"num_workers={workers} asked for{note}")
+            asked = self._sizing.processes(workers, f"num_workers={workers} asked for{note}")
+            return replace(asked, remedy=self._instead(workers))
         if self._table is not None:
             return self._of_table(device, asked=False)
         if workers == 0:
-            return Plan(name="inline", reason="num_workers=0 asked for")
+            remedy = self._instead(workers)
+            return Plan(name="inline", reason="num_workers=0 asked for", remedy=remedy)
         if options.iterable:
-            return Plan(name="inline", reason="a stream, which only its author can share out")
+            why = "a stream, which only its author can share out"
+            return Plan(name="inline", reason=why, remedy="stream")
         return self._by_cost()
+
+    def _instead(self, workers: int) -> Remedy:
+        """What would be quicker than the workers that somebody asked for."""
+        if self._table is not None:
+            return "whole"
+        if not self._options.iterable:
+            return "auto"
+        return "stream" if workers < runtime.cores() else "cheaper"
 
     @cached_property
     def _several(self) -> bool:
@@ -114,7 +132,8 @@ class Planner:
         count = f"{table.rows:,} samples in memory"
         if device is None or runtime.is_host(device) or options.plan == "gather":
             each = _gathering(table, self._sizing.size, self._clock)
-            return Plan(name="gather", reason=f"{count}, {duration(each)} a sample")
+            why = f"{count}, {duration(each)} a sample"
+            return Plan(name="gather", reason=why, remedy="rows")
         size = table.rows * table.row_bytes
         memory = runtime.memory(device)
         fits = memory is not None and size < _RESIDENT_SHARE * memory.free_bytes
@@ -125,17 +144,18 @@ class Planner:
                 "round differently: give it as device_transform instead"
             )
         if not table.exact:
-            return Plan(name="gather", reason=f"{count}, which the host computes batches of")
+            why = f"{count}, which the host computes batches of"
+            return Plan(name="gather", reason=why, remedy="device_transform")
         if asked or fits:
             room = f" of {memory.free_bytes >> 20:,} free" if memory else ""
             return Plan(
                 name="resident",
                 reason=f"{table.rows:,} samples take {size >> 20:,} MiB{room} on {device}",
+                remedy="rows",
             )
         free = f"{memory.free_bytes >> 20:,} MiB free" if memory else "memory of unknown size"
-        return Plan(
-            name="gather", reason=f"{count}, {size >> 20:,} MiB: too many for {free} on {device}"
-        )
+        why = f"{count}, {size >> 20:,} MiB: too many for {free} on {device}"
+        return Plan(name="gather", reason=why, remedy="rows")
 
     def _by_cost(self) -> Plan:
         options, maker, sizing = self._options, self._maker, self._sizing
@@ -144,13 +164,13 @@ class Planner:
             count = max(1, runtime.cores() - 1)
             alone = no_workers_here()
             if alone:
-                return Plan(name="inline", reason=f"{why}, but {alone}")
+                return Plan(name="inline", reason=f"{why}, but {alone}", remedy="room")
             return sizing.processes(count, why)
         if sizing.held and (maker.fetch is not None or not self._several):
             why = SHARED.format(sizing.held)
             if maker.fetch is not None:
                 return sizing.by_threads(runtime.cores(), why)
-            return Plan(name="inline", reason=why)
+            return Plan(name="inline", reason=why, remedy="unshared")
         cost, count = sizing.cost, sizing.count
         if cost is None:
             return Plan(name="inline", reason="no sample could be measured")
@@ -158,9 +178,9 @@ class Planner:
         if cost.cut:
             each = f"over {each}"
         if sizing.batch_s(cost) < CHEAP_BATCH_S:
-            return Plan(name="inline", reason=f"{each}, too cheap to hand over")
+            return Plan(name="inline", reason=f"{each}, too cheap to hand over", remedy="cheap")
         if not cost.steady:
-            return Plan(name="inline", reason=f"{each}, {_UNSTEADY}")
+            return Plan(name="inline", reason=f"{each}, {_UNSTEADY}", remedy="steady")
         have, waits = runtime.cores(), cost.waits
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         if maker.fetch is not None and (
@@ -181,13 +201,15 @@ class Planner:
         if have == 1 and not waits:
             return Plan(name="inline", reason=f"{each}, and one core")
         if not cost.cut and cost.seconds * count < _START_WORKERS_S:
-            short = f"{each}, an epoch's take less than starting workers"
+            whole = duration(cost.seconds * count)
+            short = f"{each}, {whole} an epoch: too little to start processes for"
             if maker.fetch is None and (cost.draws or cost.free is None or not self._several):
-                return Plan(name="inline", reason=short)
+                return Plan(name="inline", reason=short, remedy="lasting")
             # Threads need no starting. On a busy machine the lock seems less free than it is.
             if free > _FREE_ENOUGH and have > 1:
                 return sizing.by_threads(have, short)
-            return Plan(name="inline", reason=f"{short}, and they hold the interpreter's lock")
+            locked = f"{short}, and they hold the interpreter's lock"
+            return Plan(name="inline", reason=locked, remedy="lasting")
         return sizing.by_processes(cost, f"{each}, {_WAITS}" if waits else each)
 
 

@@ -12,20 +12,23 @@ from hasten.errors import UsageError
 from hasten.feed.asgiven import AsGiven, Gathering
 from hasten.feed.choose import Planner
 from hasten.feed.foresight import tried
+from hasten.feed.harmless import calls_harmless, harmless
 from hasten.feed.options import Options
 from hasten.feed.originals import plan_of
 from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan
-from hasten.feed.recognise import recognise
+from hasten.feed.recognise import recognise, unread
 from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder, left_as_it_is
+from hasten.observe.remedies import Remedy
 
 _WHEN_ASKED = "a batch is made when the loop asks for it, to keep the results"
 _TRACELESS = (
-    "not ahead, as what is written to NumPy's memory, or to what was made under "
-    "torch.inference_mode(), leaves no trace"
+    "what is written to NumPy's memory, or to what was made under torch.inference_mode(), leaves "
+    "no trace"
 )
-_BY_ASKING = "by Loader.from_dataloader"
+_UNSEEN = "its workers would not see what the loop writes to the data set's whole tensors"
+_IN_PLACE = "Loader.from_dataloader in its place"
 
 
 class Faithful:
@@ -70,7 +73,10 @@ class Faithful:
         Raises:
             UsageError: one was asked for that cannot keep the results.
         """
-        plan = to_place(self._of_host(device), self._options, device)
+        plan = self._of_host(device)
+        if self.table is None and self._options.plan == "auto" and not self.left:
+            plan = replace(plan, remedy="source") if unread(self._options) else plan
+        plan = to_place(plan, self._options, device)
         if not plan.ahead_batches:
             return plan
         most = self._most_ahead(plan)
@@ -95,6 +101,7 @@ class Faithful:
             plan,
             name="inline",
             reason=trouble,
+            remedy="own loader",
             workers=0,
             prefetch_batches=0,
             ahead_batches=beside,
@@ -107,29 +114,47 @@ class Faithful:
         if self.left:
             if asked not in ("auto", "inline"):
                 raise UsageError(f"plan={asked!r} cannot keep its results: {self.left}")
-            return Plan(name="inline", reason=f"the DataLoader as it is: {self.left}")
-        workers = loader.num_workers
-        kept = f"num_workers={workers} of the DataLoader, whose draws depend on it"
+            remedy: Remedy = "stream" if self._options.iterable else "as given"
+            return Plan(
+                name="inline", reason=f"the DataLoader as it is: {self.left}", remedy=remedy
+            )
         if self._options.iterable:
             if asked not in ("auto", "processes"):
                 raise UsageError(f"plan={asked!r} is not for a stream that worker processes share")
-            return plan_of(loader, kept)
+            return self._of_workers()
         if asked in ("auto", "gather", "resident"):
             found = self._of_table(device)
             if found is not None:
                 return replace(found, pinned=False, ahead_batches=0, blocked="")
         if asked == "inline":
-            return Plan(name="inline", reason="asked for")
-        if workers:
-            return plan_of(loader, kept)
+            return Plan(name="inline", reason="asked for", remedy="own loader")
+        if loader.num_workers:
+            return self._of_workers()
         if asked == "processes":
             count = max(1, runtime.cores() - 1)
             return Plan(name="processes", reason="asked for", workers=count,
-                        prefetch_batches=2 * count)  # fmt: skip
+                        prefetch_batches=2 * count, remedy="own loader")  # fmt: skip
         if not self.ahead:
-            why = f"as the DataLoader makes them; {_BY_ASKING} perhaps ahead of the loop"
-            return Plan(name="inline", reason=why)
+            why = f"as the DataLoader makes them; {_IN_PLACE} may make them ahead of the loop"
+            return Plan(name="inline", reason=why, remedy="take over")
         return tried(self._maker, self._options, self._order)
+
+    def _of_workers(self) -> Plan:
+        """As many processes as the DataLoader has."""
+        loader, workers = self._loader, self._loader.num_workers
+        named, more = f"num_workers={workers} of the DataLoader", workers < runtime.cores()
+        if self._options.iterable:
+            why = f"{named}, each of which reads the stream by a copy of its own"
+            return plan_of(loader, why, "stream" if more else "cheaper")
+        why = "kept, as samples may draw, and what they draw depends on their worker"
+        if loader.worker_init_fn is not None:
+            why = "kept, as its worker_init_fn may set up the data set in each"
+        elif harmless(loader.dataset) and calls_harmless(loader.collate_fn):
+            why = (
+                "kept, though samples are seen to draw nothing: a hasten.Loader of the data set "
+                "chooses by what they cost"
+            )
+        return plan_of(loader, f"{named}, {why}", "workers" if more else "cores")
 
     def _of_table(self, device: torch.device | None) -> Plan | None:
         loader, options = self._loader, self._options
@@ -149,17 +174,21 @@ class Faithful:
             return Planner(options, self._maker, self.table).plan(device)
         if workers:
             # Its workers have copies of the tensors, which do not see what the loop writes to them.
-            why = f"num_workers={workers} of the DataLoader; whole tensors, gathered"
+            why = f"num_workers={workers} of the DataLoader, kept, as {_UNSEEN}"
             if not _forks(loader):
                 self.table = None
-                return plan_of(loader, f"{why} {_TRACELESS if traceless else _BY_ASKING}")
-            more = _TRACELESS if traceless else f"{_BY_ASKING} without them"
-            return plan_of(loader, f"{why} there, and {more}")
+            if traceless:
+                why = f"{why}, and {_TRACELESS}; quicker without them: num_workers=0"
+                return plan_of(loader, why, "num_workers=0")
+            why = f"{why}; quicker without them: num_workers=0, or {_IN_PLACE}"
+            return plan_of(loader, why, "no workers")
         gather = Planner(replace(options, plan="gather"), self._maker, self.table).plan(device)
         if device is None or runtime.is_host(device):
             return gather
-        more = _TRACELESS if traceless else f"ahead or kept on {device} {_BY_ASKING}"
-        return replace(gather, reason=f"{gather.reason}; {more}")
+        if traceless:
+            return replace(gather, reason=f"{gather.reason}; not ahead, as {_TRACELESS}")
+        more = f"{_IN_PLACE} may copy ahead of the loop, or keep them on {device}"
+        return replace(gather, reason=f"{gather.reason}; {more}", remedy="take over")
 
 
 def _forks(loader: Any) -> bool:

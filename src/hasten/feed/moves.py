@@ -10,6 +10,7 @@ from hasten.devices import runtime
 from hasten.feed.measure import Measured
 from hasten.feed.plan import Plan
 from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
+from hasten.observe.remedies import Remedy
 
 _BESIDE_S = 0.0004  # what is handed over where the step leaves cores to the workers
 _MOST_AHEAD = 8  # batches a worker
@@ -148,7 +149,8 @@ class Moves:
         worth = cost is not None and self._sizing.batch_s(cost) >= CHEAP_BATCH_S
         if plan.name == "threads" and worth and cost is not None and self._chosen:
             return _like(self._sizing.by_processes(cost, reason), plan)
-        return _like(Plan(name="inline", reason=reason), plan)
+        remedy: Remedy = "room" if plan.name == "processes" else "cheaper"
+        return _like(Plan(name="inline", reason=reason, remedy=remedy), plan)
 
 
 def _like(new: Plan, old: Plan) -> Plan:
@@ -162,4 +164,5 @@ def _like(new: Plan, old: Plan) -> Plan:
         blocked=old.blocked,
         transformed=old.transformed,
         step_s=old.step_s,
+        remedy="source" if old.remedy == "source" else new.remedy,
     )

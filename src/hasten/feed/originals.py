@@ -20,6 +20,7 @@ from hasten.feed.sources import Item, Report
 from hasten.feed.taken import TakenOrder
 from hasten.feed.work import Beginning, StreamWork
 from hasten.feed.workers import start_pool
+from hasten.observe.remedies import Remedy
 
 _CHANGES = (
     "the data set changes in its workers when samples are made (a generator, a counter or a cache "
@@ -303,10 +304,15 @@ def begun(items: Generator[Any, None, None]) -> Generator[Item, None, None]:
     return items
 
 
-def plan_of(loader: Any, reason: str) -> Plan:
+def plan_of(loader: Any, reason: str, remedy: Remedy) -> Plan:
     """As many processes as the DataLoader has."""
     workers = loader.num_workers
     ahead = loader.prefetch_factor * workers
     return Plan(
-        name="processes", reason=reason, workers=workers, prefetch_batches=ahead, prefetch_bytes=0
+        name="processes",
+        reason=reason,
+        remedy=remedy,
+        workers=workers,
+        prefetch_batches=ahead,
+        prefetch_bytes=0,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hasten.errors import UsageError
+from hasten.observe.remedies import Remedy
 
 PlanName = Literal["resident", "gather", "threads", "processes", "inline"]
 NAMES: tuple[str, ...] = get_args(PlanName)
@@ -60,6 +61,7 @@ class Plan:
     Attributes:
         name: resident, gather, threads, processes or inline.
         reason: why this one, in a few words.
+        remedy: what would be quicker where the loop waits for its batches, for the verdict.
         workers: threads or processes that make samples; 0 where the loop's own thread does.
         prefetch_batches: finished or being made ahead of the loop, all workers together.
         prefetch_bytes: bound on the bytes of those; 0 where somebody asked for a number of batches.
@@ -81,6 +83,7 @@ class Plan:
 
     name: PlanName
     reason: str
+    remedy: Remedy = "cheaper"
     workers: int = 0
     prefetch_batches: int = 0
     prefetch_bytes: int = 1 << 30
@@ -164,6 +167,11 @@ class Plan:
             timeout_s: longest wait for a batch that was asked for; 0 for none.
         """
         lines = [str(self), f"  {_MEANING[self.name]}"]
+        if self.remedy == "source":
+            lines.append(
+                "  it could not be seen whether the data set is whole tensors, as the source of "
+                "its class cannot be read: move the class to a file"
+            )
         if self.workers:
             most = f", or {self.prefetch_bytes >> 20} MiB," if self.prefetch_bytes else ""
             lines.append(

@@ -20,10 +20,19 @@ def tree_of(function: Any) -> ast.FunctionDef | ast.Lambda | None:
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
         return None
-    lines = linecache.getlines(code.co_filename, function.__globals__)
+    lines = _lines(function)
     found = _compiled("".join(lines), code.co_filename) if lines else {}
     trees = (tree for tree, seen in found.get(code.co_firstlineno, ()) if seen == code)
     return next(trees, None)
+
+
+def has_source(function: types.FunctionType) -> bool:
+    """Whether its file has any text: what `exec` or standard input gave has none."""
+    return bool(_lines(function))
+
+
+def _lines(function: types.FunctionType) -> list[str]:
+    return linecache.getlines(function.__code__.co_filename, function.__globals__)
 
 
 @lru_cache(maxsize=32)

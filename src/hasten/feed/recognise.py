@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +26,8 @@ from hasten.feed.compare import identical
 from hasten.feed.fetching import many_of
 from hasten.feed.interpret import layout_of
 from hasten.feed.keys import Indices, permutation
+from hasten.feed.options import Options
+from hasten.feed.reading import has_source
 from hasten.feed.tables import Holds, Table
 
 _TRIALS = 3
@@ -48,6 +52,27 @@ def recognise(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> Table | 
         return None
     finally:
         randomness.restore(before)
+
+
+def unread(options: Options) -> bool:
+    """Whether a data set that is not recognised holds a tensor or array with a row for each sample,
+    and the source of its class cannot be read: it may be one of whole tensors."""
+    usual = options.collate_fn is None or options.collate_fn is default_collate
+    if options.iterable or not options.batched or not usual:
+        return False
+    dataset = options.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    parts = dataset.datasets if type(dataset) is ConcatDataset else [dataset]
+    return any(map(_without_source, parts))
+
+
+def _without_source(dataset: Any) -> bool:
+    method = inspect.getattr_static(type(dataset), "__getitem__", None)
+    if not isinstance(method, types.FunctionType) or has_source(method):
+        return False
+    held = [v for v in vars(dataset).values() if isinstance(v, (torch.Tensor, np.ndarray))]
+    return any(value.ndim > 0 and len(value) == len(dataset) for value in held)
 
 
 def _table_of(dataset: Any) -> Table | None:

@@ -22,6 +22,7 @@ from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Maker
 from hasten.feed.segments import NAMELESS
+from hasten.observe.remedies import Remedy
 
 Clock = Callable[[], float]
 
@@ -30,7 +31,7 @@ Clock = Callable[[], float]
 CHEAP_BATCH_S = 0.003
 """A batch that takes less to make is handed over where cores are left to the workers alone."""
 MOST_WORKERS = 16
-_NO_MEMORY = "but memory has room for no batches ahead"
+_NO_MEMORY = "memory has room for no batches ahead"
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken
 _FIRST_WAITING = 4  # processes to begin with where samples wait: each takes some 50 ms to start
@@ -109,7 +110,7 @@ class Sizing:
         """So many threads, or as many as there is memory for."""
         count = self.within_memory(wanted)
         if count < 1:
-            return Plan(name="inline", reason=f"{reason}, {_NO_MEMORY}")
+            return _inline(reason, _NO_MEMORY)
         return self.threads(count, reason)
 
     def processes(self, count: int, reason: str) -> Plan:
@@ -136,7 +137,7 @@ class Sizing:
             reason += f", /dev/shm has room for {fits} workers' batches"
         within = self.within_memory(min(wanted, fits))
         if within < 1:
-            return Plan(name="inline", reason=f"{reason}, {_NO_MEMORY}")
+            return _inline(reason, _NO_MEMORY)
         if within < min(wanted, fits):
             reason += f", memory for {within} workers' batches"
         # What a sample opens here would be shared with workers that are forked later.
@@ -144,7 +145,12 @@ class Sizing:
         head = 0 if apart else min(_MOST_HEAD, math.ceil(_HEAD_S / self.batch_s(cost)))
         plan = self.processes(within, reason)
         return replace(
-            plan, head_batches=head, niceness=_NICENESS, kept=True, batch_bytes=batch_bytes
+            plan,
+            remedy="room" if within < wanted else "cheaper",
+            head_batches=head,
+            niceness=_NICENESS,
+            kept=True,
+            batch_bytes=batch_bytes,
         )
 
     # Room ------------------------------------------------------------------------------------
@@ -184,7 +190,8 @@ class Sizing:
 def _inline(reason: str, lacking: str) -> Plan:
     """In place of processes. A reason that says already what is lacking needs it no second time."""
     said = reason if lacking in reason else f"{reason}, but {lacking}"
-    return Plan(name="inline", reason=said)
+    remedy: Remedy = "unshared" if lacking == READ_ON else "room"
+    return Plan(name="inline", reason=said, remedy=remedy)
 
 
 def shared_memory_free() -> int | None:

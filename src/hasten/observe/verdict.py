@@ -5,11 +5,11 @@ A record in, a record out; :func:`render` is the only place with layout.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
+from hasten.observe.remedies import ADVICE, Remedy
 from hasten.observe.timeline import StepSummary
 
 BoundBy = Literal[
@@ -82,6 +82,8 @@ def judge(
     saturation: float | None = None,
     bounded: bool = False,
     plan: str | None = None,
+    feed_workers: int = 0,
+    remedy: Remedy = "as given",
     device: str | None = None,
     batch_size: int | None = None,
     precision: str | None = None,
@@ -95,7 +97,9 @@ def judge(
             it is unlikely (:func:`why_unlikely`), the evidence has the reason in its place.
         bounded: whether it was not measured: then it is said to be no more than what waiting and
             copying leave, for the step alone may be faster than beside a feed.
-        plan: the feed's one line, ``threads, 4 threads - ...``; its first word is the plan.
+        plan: the feed's one line, ``threads, 4 threads - ...``.
+        feed_workers: threads or processes that make batches beside the loop.
+        remedy: what the feed would be quicker by, as its plan says.
         device: its name for people.
         batch_size: samples a step.
         precision: as the run uses it, such as ``float32``.
@@ -108,7 +112,7 @@ def judge(
         return _too_short(summary)
     share = {name: seconds / whole for name, seconds in spent.items()}
     saturated = "" if saturation is None else f"saturation {saturation:.0%}"
-    if saturation is not None and (doubt := why_unlikely(summary, saturation, plan)):
+    if saturation is not None and (doubt := why_unlikely(summary, saturation, feed_workers)):
         saturated = f"saturation: not to be told, for {doubt}"
     if bounded:
         lost = share["wait"] + share["copy"]
@@ -133,13 +137,13 @@ def judge(
         share=cost,
         evidence=_evidence(summary, share, saturated, plan, device),
         advice=_advice(
-            bound_by, summary, plan, batch_size, None if precision_measured else precision
+            bound_by, summary, remedy, batch_size, None if precision_measured else precision
         ),
         expected_gain=gain,
     )
 
 
-def why_unlikely(summary: StepSummary, saturation: float, plan: str | None = None) -> str:
+def why_unlikely(summary: StepSummary, saturation: float, feed_workers: int = 0) -> str:
     """Why a measured saturation says nothing of a run; empty where it is to be believed.
 
     On the host, what is measured after the training is far quicker than the same in the training
@@ -149,7 +153,7 @@ def why_unlikely(summary: StepSummary, saturation: float, plan: str | None = Non
     Args:
         summary: of the run, at least one step.
         saturation: what was measured.
-        plan: see :func:`judge`.
+        feed_workers: see :func:`judge`.
     """
     phases = [summary.phases[name] for name in ("forward", "backward", "optimizer")]
     computing_s = sum(phase.total_s for phase in phases) / summary.steps
@@ -159,8 +163,7 @@ def why_unlikely(summary: StepSummary, saturation: float, plan: str | None = Non
     took = f"computing took {1000 * computing_s:,.2f} ms a step, and {1000 * alone_s:,.2f} ms alone"
     if sum(phase.median_s for phase in phases) <= _UNLIKELY * alone_s:
         return f"{took}: a few steps, as the first ones, took most of the time"
-    workers = _plan_of(plan) in ("threads", "processes")
-    who = "other programs, or the feed's workers," if workers else "other programs"
+    who = "other programs, or the feed's workers," if feed_workers else "other programs"
     return f"{took} after the training: {who} had the cores"
 
 
@@ -212,13 +215,13 @@ def _evidence(
 def _advice(
     bound_by: BoundBy,
     summary: StepSummary,
-    plan: str | None,
+    remedy: Remedy,
     batch_size: int | None,
     precision: str | None,
 ) -> str:
     match bound_by:
         case "waiting for data":
-            return _feed_advice(plan)
+            return ADVICE[remedy]
         case "copying":
             return (
                 "copy less: send images as uint8 and normalise them on the device, or keep the "
@@ -238,30 +241,6 @@ def _advice(
     if precision == "float32":
         return "make the step cheaper: precision 'auto' (--precision auto)"
     return "make the step cheaper: torch.compile (--compile), a smaller model or smaller images"
-
-
-def _feed_advice(plan: str | None) -> str:
-    match _plan_of(plan):
-        case "inline":
-            return (
-                "prepare batches beside the step: hasten.Loader of the data set, or "
-                "Loader.from_dataloader of a DataLoader (hasten train: --num-workers auto)"
-            )
-        case "threads" | "processes":
-            return (
-                "make a sample cheaper or add workers: store the images at the size that is used, "
-                "and raise num_workers (--num-workers) while cores are free"
-            )
-        case "resident" | "gather":
-            return "the data set is in memory: move its transforms to the device (device_transform)"
-    return (
-        "let the feed plan itself: hasten.Loader of the data set, or Loader.from_dataloader of a "
-        "DataLoader"
-    )
-
-
-def _plan_of(line: str | None) -> str:
-    return re.split(r"\W", line or "", maxsplit=1)[0]
 
 
 def _larger(batch_size: int | None) -> str:

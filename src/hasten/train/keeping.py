@@ -217,7 +217,7 @@ class Keeper:
     @property
     def feed(self) -> str:
         """How samples became batches in the loader trained on first, in one line."""
-        return self.sources[0].plan if self.sources else "none"
+        return self.sources[0].planned if self.sources else "none"
 
     def watched(self) -> float:
         """What tells whether an epoch did well, lower is better: its validation loss if logged."""

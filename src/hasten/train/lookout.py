@@ -44,11 +44,14 @@ class Lookout(Saver):
         """
         if self.last_summary is None:
             return None
+        plan = self.sources[0].plan if self.sources else None
         return judge(
             self.last_summary,
             saturation=saturation,
             bounded=bounded,
             plan=self.feed,
+            feed_workers=0 if plan is None else plan.workers,
+            remedy="as given" if plan is None else plan.remedy,
             device=runtime.name(self.device),
             batch_size=self.largest_batch or None,
             precision=self.precision.name,

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hasten.devices import move, runtime
 from hasten.errors import CheckpointError, DataError, UsageError
-from hasten.feed import Loader
+from hasten.feed import Loader, Plan
 from hasten.feed.order import Shard
 from hasten.feed.stateful import KEY as STATES
 from hasten.feed.taken import beginning, brings_back, original_of, within_epoch
@@ -67,11 +67,15 @@ class Source:
         return length(self.loader)
 
     @property
-    def plan(self) -> str:
-        """How samples become batches, in one line."""
-        if self._own:
-            return str(self.fed.plan)
-        return self._takeover.plan or f"{type(self.loader).__name__}, as given"
+    def plan(self) -> Plan | None:
+        """How samples become batches; None where the loader is iterated as it is."""
+        own: Plan | None = self.fed.plan if self._own else None
+        return own or self._takeover.plan
+
+    @property
+    def planned(self) -> str:
+        """The same in one line."""
+        return str(self.plan or f"{type(self.loader).__name__}, as given")
 
     @property
     def copy_seconds(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hasten.feed import Loader
+from hasten.feed import Loader, Plan
 from hasten.feed.parts import Parts
 from hasten.feed.taken import left_as_it_is
 from hasten.feed.telling import silence
@@ -20,14 +20,14 @@ class Takeover:
         self._device = device
         self._taken: Loader | None = None
         self._parts: Parts | None = None
-        self._plan = ""
+        self._plan: Plan | None = None
 
     def of(self, loader: Any) -> Loader | None:
         """The Loader to iterate in place of this one; None where it is iterated as it is."""
         if self._taken is not None and self._parts is not None and self._parts.changed(begun=True):
             self.close()
         if self._taken is None:
-            self._plan = ""
+            self._plan = None
             if _can_be_taken(loader):
                 self._taken = Loader.from_dataloader(loader, ahead=False)
                 self._parts = Parts(loader)
@@ -35,9 +35,9 @@ class Takeover:
         return self._taken
 
     @property
-    def plan(self) -> str:
-        """How batches are made, in one line, also after the end; '' where none was taken over."""
-        return self._plan if self._taken is None else str(self._taken.to(self._device).plan)
+    def plan(self) -> Plan | None:
+        """How batches are made, also after the end; None where none was taken over."""
+        return self._plan if self._taken is None else self._taken.to(self._device).plan
 
     def close(self) -> None:
         """End workers and give up memory; it can be taken over again."""

@@ -76,11 +76,21 @@ def planned(dataset: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pl
         (Timed(2e-3), "processes", 4, "2 ms a sample"),
         (Timed(2e-3, busy=0.1), "threads", 1, "2 ms a sample, mostly waiting"),
         (TimedDrawing(2e-3, busy=0.1), "processes", 4, "2 ms a sample, mostly waiting"),
-        (Timed(2e-3, count=100), "inline", 0, "an epoch's take less than starting workers"),
+        (
+            Timed(2e-3, count=100),
+            "inline",
+            0,
+            "2 ms a sample, 200 ms an epoch: too little to start processes for",
+        ),
         (Timed(1.0, count=30), "processes", 2, "1 s a sample"),
         (TimedFetching(2e-3, free=0.9), "threads", 4, "2 ms a sample"),
         (TimedFetching(2e-3, free=0.1), "processes", 4, "2 ms a sample"),
-        (TimedFetching(2e-3, free=0.4, count=100), "threads", 4, "less than starting workers"),
+        (
+            TimedFetching(2e-3, free=0.4, count=100),
+            "threads",
+            4,
+            "too little to start processes for",
+        ),
         (TimedFetching(2e-3, free=0.1, count=100), "inline", 0, "hold the interpreter's lock"),
         (TimedFetching(2e-3, busy=0.4), "threads", 10, "mostly waiting"),
         (TimedFetching(1e-6), "inline", 0, "too cheap"),
@@ -104,7 +114,7 @@ def test_an_epoch_too_short_for_workers_may_have_threads(
     short = Timed(2e-3, count=100)
     short.free = free
     plan = planned(short, monkeypatch)
-    assert plan.name == name and "an epoch's take less than starting workers" in str(plan)
+    assert plan.name == name and "200 ms an epoch: too little to start processes for" in str(plan)
     assert ("hold the interpreter's lock" in str(plan)) == (free == 0.1)
 
 

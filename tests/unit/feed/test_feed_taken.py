@@ -328,8 +328,13 @@ def test_nothing_ahead_by_any_sampler(sampler: str) -> None:
 
 def test_nothing_ahead_says_what_is_to_be_had_by_asking() -> None:
     for dataset, workers, said in (
-        ("still", 0, "perhaps ahead of the loop"),
-        ("table", 2, "whole tensors, gathered there, and by Loader.from_dataloader without them"),
+        ("still", 0, "Loader.from_dataloader in its place may make them ahead of the loop"),
+        (
+            "table",
+            2,
+            "kept, as its workers would not see what the loop writes to the data set's whole "
+            "tensors; quicker without them: num_workers=0, or Loader.from_dataloader in its place",
+        ),
     ):
         original = _make(dataset, "shuffled", num_workers=workers)
         assert said in str(Loader.from_dataloader(original, ahead=False).plan)
@@ -460,7 +465,10 @@ def test_slow_samples_that_draw_nothing_are_made_ahead(monkeypatch: pytest.Monke
     [
         (0.0005, 1.0, 10**6, 4, "inline - 62 µs a sample, too cheap to hand over"),
         (0.016, 1.0, 10**6, 1, "inline - 2 ms a sample, and one core"),
-        (0.016, 1.0, 100, 4, "inline - 2 ms a sample, an epoch's take less than starting workers"),
+        (0.016, 1.0, 100, 4, "inline - 2 ms a sample, 200 ms an epoch: too little to start "
+         "processes for in each"),
+        (0.0216, 1.0, 300, 4, "inline - 2.7 ms a sample, 810 ms an epoch: too little to start "
+         "processes for in each"),
         (0.016, 1.0, 10**6, 4, "processes, 3 processes - 2 ms a sample, drawing nothing"),
         (0.016, 0.1, 10**6, 1, "processes, 8 processes - 2 ms a sample, drawing nothing, mostly "
          "waiting"),

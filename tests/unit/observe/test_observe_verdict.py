@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from hasten.feed.plan import Plan, PlanName
+from hasten.observe.remedies import ADVICE, Remedy
 from hasten.observe.timeline import PHASES, PhaseTime, StepSummary
 from hasten.observe.verdict import Verdict, judge, render, why_unlikely
 
@@ -41,34 +41,26 @@ def test_waiting_is_named_with_its_share_and_amdahls_bound():
     assert verdict.bound_by == "waiting for data"
     assert verdict.share == 0.5
     assert verdict.expected_gain == pytest.approx(2.0)
-    assert "Loader.from_dataloader" in verdict.advice
+    assert "Loader.from_dataloader" in verdict.advice  # no plan of the feed was told
     assert any("wait 50%" in line for line in verdict.evidence)
     assert "feed: inline - chosen by hand" in verdict.evidence
     assert "device: CPU" in verdict.evidence
 
 
-@pytest.mark.parametrize(
-    ("plan", "advice"),
-    [
-        ("inline - 3 ms a sample", "beside the step"),
-        ("threads, 4 threads - 3 ms a sample", "add workers"),
-        ("processes, 1 process - 3 ms a sample", "add workers"),
-        ("gather, 1 thread - 60,000 samples in memory", "device_transform"),
-        ("resident - 60,000 samples in memory", "device_transform"),
-        ("IterableWrapper, as given", "hasten.Loader"),
-        (None, "hasten.Loader"),
-    ],
-)
-def test_advice_on_waiting_depends_on_the_plan(plan: str | None, advice: str):
-    assert advice in judge(summary(wait=8.0, forward=2.0), plan=plan).advice
+@pytest.mark.parametrize("remedy", get_args(Remedy))
+def test_advice_on_waiting_is_the_remedy_that_the_plan_names(remedy: Remedy):
+    """And not what its line begins with."""
+    waiting = summary(wait=8.0, forward=2.0)
+    for line in ("processes, 2 processes - 3 ms a sample", "inline - 3 ms a sample", None):
+        assert judge(waiting, plan=line, remedy=remedy).advice == ADVICE[remedy]
+    others = [words for name, words in ADVICE.items() if name != remedy]
+    assert ADVICE[remedy] not in others
 
 
-@pytest.mark.parametrize("name", list(get_args(PlanName)))
-def test_every_plan_of_the_feed_has_an_advice_of_its_own(name: PlanName):
-    several = 2 if name in ("threads", "processes") else 0
-    plan = Plan(name=name, reason="seen", workers=several, prefetch_batches=2 * several)
-    advised = judge(summary(wait=8.0, forward=2.0), plan=str(plan)).advice
-    assert advised != judge(summary(wait=8.0, forward=2.0), plan=None).advice
+def test_there_are_words_for_each_remedy():
+    assert set(ADVICE) == set(get_args(Remedy))
+    loader = judge(summary(wait=8.0, forward=2.0), plan="IterableWrapper, as given").advice
+    assert "hasten.Loader of the data set" in loader
 
 
 def test_copying_and_the_rest_are_named():
@@ -101,7 +93,7 @@ def test_a_saturation_that_the_verdict_contradicts_is_no_bare_figure():
         " the training: other programs had the cores"
     ) in told
     assert not any("saturation 1%" in line for line in told)
-    shared = judge(busy, saturation=0.3, plan="threads, 2 threads - 3 ms a sample").evidence
+    shared = judge(busy, saturation=0.3, feed_workers=2).evidence
     assert any("other programs, or the feed's workers, had the cores" in line for line in shared)
     assert "saturation 60%" in judge(busy, saturation=0.6).evidence
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Sampler
 from train_helpers import (
     INTERRUPT,
     Hook,
@@ -24,7 +26,9 @@ from train_helpers import (
     trainer,
 )
 
+import hasten
 from hasten.errors import HastenError, Interrupted
+from hasten.observe.remedies import ADVICE, Remedy
 from hasten.train import probe, result, weights
 
 
@@ -109,6 +113,45 @@ def test_a_run_that_others_slowed_down_tells_no_saturation():
     assert found.saturation is None and found.report_data.saturation is None
     assert found.verdict is not None and found.verdict.bound_by == "compute"
     assert any("other programs had the cores" in line for line in found.verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (lambda data, slow: DataLoader(data, 4, sampler=slow, num_workers=2), "no workers"),
+        (lambda data, slow: DataLoader(data, 4, sampler=slow), "rows"),
+        (lambda data, slow: hasten.Loader(data, 4, sampler=slow, num_workers=2), "whole"),
+        (lambda data, slow: [data[[i, i + 1]] for i in range(40)], None),
+    ],
+)
+def test_a_run_that_waits_is_told_what_its_feed_would_be_quicker_by(
+    given: Callable[[Any, Any], Any], remedy: Remedy | None
+):
+    now = [0.0]
+
+    class Slow(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for index in range(160):
+                now[0] += 3.0  # waiting
+                yield index
+
+        def __len__(self) -> int:
+            return 160
+
+    class Listed:
+        def __init__(self, batches: list[Any]) -> None:
+            self.batches = batches
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in self.batches:
+                now[0] += 3.0
+                yield batch
+
+    loader = given(points(160), Slow())
+    loader = Listed(loader) if isinstance(loader, list) else loader
+    found = trainer(clock=lambda: now[0]).fit(loader, epochs=1)
+    assert found.verdict is not None and found.verdict.bound_by == "waiting for data"
+    assert found.verdict.advice == ADVICE[remedy or "as given"]
 
 
 def test_too_few_steps_tell_no_saturation():
