@@ -128,6 +128,7 @@ class Planner:
                 "whose __getitem__ only indexes tensors or arrays, or Subset or ConcatDataset of "
                 f"them, with the default collate_fn); {type(options.dataset).__name__} is not "
                 "recognised as one"
+                + (", as the source of its class cannot be read" if unread(options) else "")
             )
         count = f"{table.rows:,} samples in memory"
         if device is None or runtime.is_host(device) or options.plan == "gather":

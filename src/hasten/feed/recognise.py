@@ -60,14 +60,15 @@ def unread(options: Options) -> bool:
     usual = options.collate_fn is None or options.collate_fn is default_collate
     if options.iterable or not options.batched or not usual:
         return False
-    dataset = options.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    parts = dataset.datasets if type(dataset) is ConcatDataset else [dataset]
-    return any(map(_without_source, parts))
+    return _without_source(options.dataset)
 
 
 def _without_source(dataset: Any) -> bool:
+    if type(dataset) is Subset:
+        return _without_source(dataset.dataset)
+    if type(dataset) in (ConcatDataset, StackDataset):
+        below = dataset.datasets
+        return any(map(_without_source, below.values() if isinstance(below, dict) else below))
     method = inspect.getattr_static(type(dataset), "__getitem__", None)
     if not isinstance(method, types.FunctionType) or has_source(method):
         return False

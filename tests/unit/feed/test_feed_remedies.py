@@ -16,11 +16,13 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    StackDataset,
     Subset,
     TensorDataset,
 )
 
 from hasten.devices import runtime
+from hasten.errors import UsageError
 from hasten.feed import Loader, foresight
 from hasten.feed import sizing as sizing_module
 from hasten.feed.asgiven import Tried
@@ -222,13 +224,17 @@ def held(rows: Any) -> Any:
     return scope["Held"](rows)
 
 
-@pytest.mark.parametrize("below", ["itself", "subset", "concat"])
+@pytest.mark.parametrize("below", ["itself", "subset", "concat", "stack", "subset of concat"])
 def test_whole_tensors_of_a_class_that_cannot_be_read(below: str) -> None:
     dataset = held(torch.arange(40))
     if below == "subset":
         dataset = Subset(dataset, range(30))
-    elif below == "concat":
-        dataset = ConcatDataset([TensorDataset(torch.arange(9)), dataset])
+    elif below == "stack":
+        dataset = StackDataset(rows=dataset, labels=torch.arange(40))
+    elif below != "itself":
+        dataset = ConcatDataset([TensorDataset(torch.arange(9)), Subset(dataset, range(30))])
+    if below == "subset of concat":
+        dataset = Subset(dataset, range(20))
     loaders = [
         Loader(dataset, 8),
         Loader.from_dataloader(DataLoader(dataset, 8)),
@@ -238,6 +244,8 @@ def test_whole_tensors_of_a_class_that_cannot_be_read(below: str) -> None:
     for loader in loaders:
         assert loader.explain().count(UNREAD) == 1
         assert loader.plan.remedy == "source"
+    with pytest.raises(UsageError, match="the source of its class cannot be read"):
+        _ = Loader(dataset, 8, plan="gather").plan
 
 
 def test_in_a_file_it_is_seen(tmp_path: Path) -> None:
