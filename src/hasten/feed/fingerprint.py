@@ -1,10 +1,14 @@
-"""Whether a data set is still what it was: its pickle, and its tensors' and arrays' bytes."""
+"""Whether a data set is still what it was: its pickle, and its tensors' and arrays' bytes.
+
+To that come the attributes of its classes, which no pickle has.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import pickle
+import types
 import zlib
 from typing import Any
 
@@ -12,6 +16,7 @@ import numpy as np
 import torch
 
 from hasten.feed.buffers import read_only
+from hasten.feed.surroundings import of_class, own_classes
 
 _MOST_BYTES = 1 << 24  # some 20 ms; starting workers anew costs little more
 
@@ -23,11 +28,15 @@ class _TooMuchError(Exception):
 def fingerprint(*objects: Any) -> bytes | None:
     """The same for objects of the same content; None where that cannot be told, or not soon.
 
-    Functions and classes count by their names alone.
+    Functions count by their names alone, classes that the objects are of by their other attributes.
     """
     sink = _Sink()
+    pickler = _Pickler(sink, sink)
     try:
-        _Pickler(sink, sink).dump(objects)
+        pickler.dump(objects)
+        for kind in pickler.kinds:  # there may come more meanwhile
+            values = [v for v in of_class(kind)[0] if not isinstance(v, types.FunctionType)]
+            pickler.dump((kind.__qualname__, values))
     except Exception:  # noqa: BLE001 - open files, lambdas, too many bytes: it cannot be told
         return None
     return sink.hash.digest()
@@ -59,8 +68,11 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: Any, sink: _Sink) -> None:
         super().__init__(file, protocol=5)
         self._sink = sink
+        self.kinds: list[type] = []
 
     def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, type):
+            self.kinds.extend(kind for kind in own_classes(value) if kind not in self.kinds)
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 raise _TooMuchError

@@ -118,6 +118,18 @@ class Processes:
             )
         return start_pool(options, workers, work, self._each, self._plan.niceness)
 
+    def _headed(self, epoch: int, head: list[tuple[int, Any]]) -> Generator[Item, None, None]:
+        """What the loop's process makes. What that changes in the data set (a cache that fills) is
+        no reason for other workers in the next epoch; what the loop changes meanwhile is."""
+        inline = Inline(self._maker, None, self._report)
+        for place, each in enumerate(head):
+            unchanged = self._content is not None and (not place or self._content == self._seen())
+            for item in inline.made(epoch, [each]):
+                if unchanged:
+                    self._content = self._seen()
+                yield item
+                del item
+
     def _made(
         self, pool: Pool, order: Order, epoch: int, first: int, heading: int
     ) -> Generator[Item, None, None]:
@@ -132,7 +144,7 @@ class Processes:
         head = list(islice(numbered, heading))
         jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
         # The workers are at those behind the head by now.
-        yield from Inline(self._maker, None, self._report).made(epoch, head)
+        yield from self._headed(epoch, head)
         while len(jobs):
             indices, made = jobs.next()
             # Before the batch is given: workers are to work while the loop does.

@@ -100,6 +100,80 @@ def test_workers_are_kept_while_the_data_set_stays_the_same() -> None:
         assert loader.plan.kept
 
 
+class Keeping(Telling):
+    """Keeps in itself what it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self.known:
+            self.known[index] = torch.tensor(index)
+        return self.known[index], len(self.more), os.getpid()
+
+
+class KeepingInClass(Keeping):
+    kept: dict[int, Any] = {}  # noqa: RUF012 - shared by all, as that is the point
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.known
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "known":
+            raise AttributeError(name)
+        return type(self).kept
+
+
+@pytest.mark.parametrize("kind", [Keeping, KeepingInClass])
+def test_what_the_loop_s_batches_leave_in_a_cache_ends_no_workers(kind: Any) -> None:
+    """They began anew in each epoch, with nothing of what they had kept."""
+    KeepingInClass.kept.clear()
+    dataset = kind()
+    with Loader(dataset, 4, shuffle=True) as loader:
+        found = [[int(batch[2][0]) for batch in loader] for _ in range(3)]
+        assert all(os.getpid() in each for each in found)
+        assert len({pid for each in found for pid in each} - {os.getpid()}) == 2
+        iterator = iter(loader)
+        next(iterator)
+        dataset.more.append(1)  # by the loop, right after a batch that it has made itself
+        list(iterator)
+        assert [batch[1][0].item() for batch in loader] == [1] * 10
+
+
+class Scaled(Telling):
+    scale = 1
+    bank = [0]  # noqa: RUF012
+
+    def __getitem__(self, index: int) -> Any:
+        return index * 0 + self.scale + self.bank[0]
+
+
+class Holding(Telling):
+    """Of what somebody else's class holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more.append(Scaled())
+
+    def __getitem__(self, index: int) -> Any:
+        return self.more[0][index]
+
+
+@pytest.mark.parametrize("kind", [Scaled, Holding])
+def test_no_epoch_mixes_a_class_s_attributes_of_then_and_now(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scaled, "scale", 1)
+    monkeypatch.setattr(Scaled, "bank", [0])
+    with Loader(kind(), 4) as loader:
+        for epoch in range(3):
+            assert {int(each) for batch in loader for each in batch} == {1 + 11 * epoch}
+            Scaled.scale += 1
+            Scaled.bank[0] += 10
+
+
 def test_a_data_set_that_cannot_be_compared_gets_new_workers_each_epoch() -> None:
     dataset = Telling()
     dataset.more.append(lambda: None)
