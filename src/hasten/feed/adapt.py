@@ -133,7 +133,8 @@ class Watch:
             tried_plan = more and replace(more, reason=more.reason + said)
         if tried_plan is None:
             return plan
-        if replace(tried_plan, reason=plan.reason) == plan:  # it only says why there is no other
+        same = replace(tried_plan, reason=plan.reason, remedy=plan.remedy)
+        if same == plan:  # it only says why there is no other
             self._settled = True
             return tried_plan
         self._before = period_s, plan
