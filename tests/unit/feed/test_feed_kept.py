@@ -142,6 +142,20 @@ def test_what_the_loop_s_batches_leave_in_a_cache_ends_no_workers(kind: Any) -> 
         assert [batch[1][0].item() for batch in loader] == [1] * 10
 
 
+def test_what_the_loop_changes_between_its_own_first_batches_comes_with_the_next_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizing_module, "_HEAD_S", 10.0)
+    dataset = Keeping()
+    with Loader(dataset, 4) as loader:
+        assert loader.plan.head_batches == 3
+        iterator = iter(loader)
+        next(iterator)
+        dataset.more.append(1)
+        list(iterator)
+        assert [batch[1][0].item() for batch in loader] == [1] * 10
+
+
 class Scaled(Telling):
     scale = 1
     bank = [0]  # noqa: RUF012
