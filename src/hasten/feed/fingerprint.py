@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hasten.feed.buffers import read_only
+from hasten.feed.inside import inside
 from hasten.feed.surroundings import of_class, own_classes
 
 _MOST_BYTES = 1 << 24  # some 20 ms; starting workers anew costs little more
@@ -35,8 +36,9 @@ def fingerprint(*objects: Any) -> bytes | None:
     try:
         pickler.dump(objects)
         for kind in pickler.kinds:  # there may come more meanwhile
-            values = [v for v in of_class(kind)[0] if not isinstance(v, types.FunctionType)]
-            pickler.dump((kind.__qualname__, values))
+            for value in of_class(kind)[0]:
+                if not isinstance(value, types.FunctionType):
+                    pickler.add(value)
     except Exception:  # noqa: BLE001 - open files, lambdas, too many bytes: it cannot be told
         return None
     return sink.hash.digest()
@@ -84,3 +86,15 @@ class _Pickler(pickle.Pickler):
             flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             return str, (f"{value.dtype} {value.shape} {zlib.crc32(flat.data)}",)
         return NotImplemented
+
+    def add(self, value: Any) -> None:
+        """What a class holds; of what cannot be pickled (locks, functions) what can be seen."""
+        try:
+            self.dump(value)
+        except _TooMuchError:
+            raise
+        except Exception:
+            seen = inside(value)
+            if seen is None:
+                raise
+            self.dump(seen)

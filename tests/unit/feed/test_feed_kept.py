@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -359,3 +360,21 @@ def test_fingerprints() -> None:
         assert fingerprint(untold) is None
         if hasattr(untold, "close"):
             untold.close()
+
+
+class Locking(Telling):
+    """Its class holds what cannot be pickled."""
+
+    lock = threading.Lock()
+    named: dict[str, Any] = {"same": lambda index: index}  # noqa: RUF012
+
+
+def test_what_a_class_holds_and_cannot_be_pickled_is_looked_at() -> None:
+    before = fingerprint(Locking())
+    assert before is not None
+    assert fingerprint(Locking()) == before
+    same = Locking.named["same"]
+    Locking.named["same"] = lambda index: index + 1
+    assert fingerprint(Locking()) not in (None, before)
+    Locking.named["same"] = same
+    assert fingerprint(Locking()) == before
