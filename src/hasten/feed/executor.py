@@ -65,7 +65,9 @@ class Executor:
                 yield item
                 del item
         except UsageError as error:  # of a data set that cannot be sent to processes
-            if given or not self._parts.options.chosen:
+            relay = self._parts.relay
+            drawing = relay is not None and relay.current.failed
+            if given or drawing or not self._parts.options.chosen:
                 raise
             self._unfit = str(error)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -150,7 +151,8 @@ class _Crew:
     ) -> None:
         """`starts`: of some workers, the states to begin with."""
         self.pool = pool
-        self.jobs = Jobs(pool, each, timeout_s, again=self._again)
+        me = weakref.proxy(self)  # no circle: the pool holds the data set, and goes with its user
+        self.jobs = Jobs(pool, each, timeout_s, again=lambda *died: me._again(*died))
         self._starts = dict(starts)  # of those that had no job yet
         self._states = dict(starts)
         self._changed = False

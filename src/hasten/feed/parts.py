@@ -36,20 +36,22 @@ class Parts:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._lasted = lasts(loader)
-        self._then = self._now()
+        self._then = _now(loader)
 
-    def changed(self, *, begun: bool) -> bool:
+    def changed(self, *, begun: bool, loader: Any = None) -> bool:
         """Whether iterating the DataLoader would go another way by now.
 
         `begun`: workers that last are at work. They see nothing that is set later, but that there
-        are none.
+        are none. `loader`: the DataLoader itself, where these are the parts of a copy.
         """
-        if begun and self._lasted and lasts(self._loader):
+        loader = self._loader if loader is None else loader
+        if begun and self._lasted and lasts(loader):
             return False
-        return any(not _same(a, b) for a, b in zip(self._then, self._now(), strict=True))
+        return any(not _same(a, b) for a, b in zip(self._then, _now(loader), strict=True))
 
-    def _now(self) -> list[Any]:
-        return [getattr(self._loader, name, None) for name in _NAMES]
+
+def _now(loader: Any) -> list[Any]:
+    return [getattr(loader, name, None) for name in _NAMES]
 
 
 def _same(then: Any, now: Any) -> bool:

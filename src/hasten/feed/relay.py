@@ -15,14 +15,23 @@ class Pass:
     Attributes:
         next_number: of the batch that nobody has taken yet.
         over: there are no more.
+        failed: drawing them raised.
     """
 
     def __init__(self, indices: Iterator[Any], first: int) -> None:
         self.next_number = first
         self.over = False
-        self._left = indices
+        self.failed = False
+        self._left = self._heeded(indices)
         self._view: object = None
         self._stopped = False
+
+    def _heeded(self, indices: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from indices
+        except Exception:
+            self.failed = True
+            raise
 
     def stop(self) -> None:
         """Let the source at work take no more."""

@@ -129,6 +129,19 @@ def within_epoch(position: Mapping[str, Any]) -> bool:
     return "global" in position.get(_KEY, {})
 
 
+def keeps(position: Mapping[str, Any]) -> bool:
+    """Whether a position has something of its DataLoader that an epoch's number does not tell."""
+    kept = position.get(_KEY, {})
+    return any(kept.get(name) for name in ("own", STATES, "again", "lost"))
+
+
+def lost(position: Mapping[str, Any]) -> str:
+    """What a position does not bring back of its DataLoader, in words, where nothing is loaded of
+    it: `load_state` says it of what is. '' where nothing is missing."""
+    kept = position.get(_KEY, {})
+    return "" if kept.get("again") else str(kept.get("lost", ""))
+
+
 class TakenOrder(LateOrder):
     """The order of a DataLoader, as its samplers draw it, and the position in an epoch.
 

@@ -24,6 +24,8 @@ from hasten.train import atomic, broken, precision, strategies
 from hasten.train import world as worlds
 from hasten.train.agreement import Agreement, RankLog
 from hasten.train.folder import RunFolder
+from hasten.train.kept import FOLDER, name_of
+from hasten.train.loops import Loops
 from hasten.train.meter import BadLoss, LossMeter
 from hasten.train.parts import Helper
 from hasten.train.schedule import Every
@@ -110,13 +112,13 @@ class Keeper:
         """Samples of the largest batch that went through a whole step."""
         self.spent = Spent()
         """What the present epoch has taken so far."""
-        self.sources: list[Source] = []
-        """The loaders trained on, in the order in which they were first used."""
+        self.loops = Loops(self.device, self.world, self._how_to_begin_anew)
+        """The loops that train, and their loaders."""
         self._read: list[Source] = []  # the loaders that were only read, the last few
         self._in_session = False
         self._source: Source | None = None
         self._mark: Mark | None = None
-        self._peeked: tuple[Any, Iterator[Any]] | None = None
+        self._peeked: tuple[Source, Any, Iterator[Any]] | None = None
         self.place: tuple[int, Source, int] | None = None
         """The batch under way: its step, counted from 1, its loader and its number from 0."""
         self._samples = self._mine = 0  # of the batch: of all processes, and of this one
@@ -158,7 +160,6 @@ class Keeper:
         self._began_s = self._saved_s = settings.clock()
         self._saved_step = 0
         self._save_at_step: float = self._every.steps or math.inf
-        self._resumed_sources: list[dict[str, Any]] = []
         self.planned_epochs = 0
         self.last_summary: StepSummary | None = None
         """Where the time of the last stretch of steps went."""
@@ -217,7 +218,8 @@ class Keeper:
     @property
     def feed(self) -> str:
         """How samples became batches in the loader trained on first, in one line."""
-        return self.sources[0].planned if self.sources else "none"
+        first = self.loops.first
+        return "none" if first is None else first.planned
 
     def watched(self) -> float:
         """What tells whether an epoch did well, lower is better: its validation loss if logged."""
@@ -249,8 +251,19 @@ class Keeper:
         self._close_sources()
 
     def _close_sources(self) -> None:
-        for source in (*self.sources, *self._read):
+        self.loops.close()
+        for source in self._read:
             source.close()
+
+    def _how_to_begin_anew(self) -> str:
+        """What to do where the epoch that was stopped in cannot be gone on with."""
+        if not self.history:
+            return f"It is the first: begin the run anew, in another folder than {self.folder}"
+        newest = name_of(self.history[-1].step)
+        return (
+            f"For epoch {self.epoch + 1} anew, remove what is newer than {newest} from"
+            f" {self.folder}/{FOLDER}, if that one is there, and resume"
+        )
 
     def begin_epoch(self) -> None:
         """Begin the epoch, or the rest of one that was resumed in its middle."""
@@ -353,7 +366,7 @@ class Keeper:
     def _release(self) -> None:
         _ = self.last_good  # it is asked for after the end, too
         if self._peeked is not None:
-            close(self._peeked[1])
+            close(self._peeked[2])
         self._in_session = False
         self._close_sources()
         if self._helper is not None:

@@ -15,10 +15,9 @@ from hasten.observe.verdict import Verdict, judge, render
 from hasten.train.agreement import Agreement
 from hasten.train.saving import Saver
 from hasten.train.seed import rng_state, set_rng_state
-from hasten.train.source import Source, close, count
+from hasten.train.source import Source, close, count, let_go
 
-# DataLoaders whose plans and lasting workers are kept: some loops make one anew for each epoch.
-_MOST_OPEN, _MOST_READ = 8, 4
+_MOST_READ = 4  # DataLoaders whose plans and lasting workers are kept
 _LOOK_EVERY_S = 0.1  # between looks at progress, time-based checkpoints and the like
 
 
@@ -27,10 +26,9 @@ class Lookout(Saver):
 
     def peek(self, loader: Iterable[Any]) -> Any:
         """The batch that :meth:`batches` will give first, on the device; None where it has none."""
-        source = self._source_of(loader)
-        batches = source.start(self.epoch)
+        source, batches = self.loops.start(loader, self.epoch)
         first = next(batches, None)
-        self._peeked = (first, batches)
+        self._peeked = (source, first, batches)
         if first is not None:
             self.last_batch = first = source.onto_device(first)
         return first
@@ -44,7 +42,7 @@ class Lookout(Saver):
         """
         if self.last_summary is None:
             return None
-        plan = self.sources[0].plan if self.sources else None
+        plan = None if self.loops.first is None else self.loops.first.plan
         return judge(
             self.last_summary,
             saturation=saturation,
@@ -113,6 +111,7 @@ class Lookout(Saver):
 
     def _source_to_read(self, loader: Iterable[Any]) -> Source:
         """The same for the same DataLoader, so that its plan and lasting workers serve again."""
+        self._read = let_go(self._read)
         for source in self._read:
             if source.loader is loader:
                 return source
@@ -121,19 +120,6 @@ class Lookout(Saver):
             self._read.append(source)
         if len(self._read) > _MOST_READ:
             self._read.pop(0).close()
-        return source
-
-    def _source_of(self, loader: Iterable[Any]) -> Source:
-        for source in self.sources:
-            if source.loader is loader:
-                return source
-        source = Source(loader, self.device, self.world)
-        place = len(self.sources)
-        self.sources.append(source)
-        for old in self.sources[:-_MOST_OPEN]:
-            old.close()
-        if self._resumed_sources and place < len(self._resumed_sources):
-            source.restore(self._resumed_sources[place])
         return source
 
     def _look(self, source: Source, samples: int) -> None:

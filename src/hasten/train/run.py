@@ -327,8 +327,11 @@ class Run(Lookout):
             raise UsageError(_TWO_LOOPS)
         backwards = self._backwards
         self._step_what_is_owed()
-        source = self._source = self._source_of(loader)
-        (first, batches), self._peeked = self._peeked or (None, source.start(self.epoch)), None
+        peeked, self._peeked = self._peeked, None
+        source, first, batches = peeked or (None, None, iter(()))
+        if source is None:
+            source, batches = self.loops.start(loader, self.epoch)
+        self._source = source
         done = source.batches_done
         self.progress.epoch(self.epoch + 1, self.planned_epochs, source.batches, done=done)
         self._looked = (done, 0.0, 0.0)
@@ -347,7 +350,9 @@ class Run(Lookout):
             self._step_what_is_owed()
             runtime.synchronize(self.device)  # once an epoch: its time is then the device's too
             self._check_loss()
+            self.loops.ended(source, left=False)
         except GeneratorExit:  # the loop was left early; the batch that was out counts
+            self.loops.ended(source, left=True)
             if self._stepped:
                 self._count_step()
             self.timeline.step_done(self._samples)

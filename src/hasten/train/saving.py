@@ -114,8 +114,7 @@ class Saver(Keeper):
         self.history.append(record)
         self._emit(record)
         self.say(epoch_line(record, total))
-        for source in self.sources:
-            source.batches_done = 0
+        self.loops.end_epoch()
         self._settle()  # whether the best so far is on the disk decides what the best is now
         best = self._note_best(record)
         every, ended = self._every.epochs or 1, self.epoch == total or self._impatient
@@ -246,18 +245,17 @@ class Saver(Keeper):
         saved = self.world.by_all(
             lambda: checkpoint.load(path, map_location="cpu", read_parts=not in_parts)
         )
-        self._resumed_sources = self.world.by_all(lambda: states.apply(self, saved))
-        batches = [int(position["batches"]) for position in self._resumed_sources]
-        self._in_restored_epoch = any(batches)
+        batches = self.loops.resume(self.world.by_all(lambda: states.apply(self, saved)))
+        self._in_restored_epoch = batches > 0
         self.resumed_from = saved.path
         self._saved_step = self.global_step
         self._save_at_step = self.global_step + (self._every.steps or math.inf)
         if writer is not None:
             writer.last_saved = saved.path
-            if self.best is not None and self.best[1] == self.global_step and not any(batches):
+            if self.best is not None and self.best[1] == self.global_step and not batches:
                 writer.mark_best(saved.path)  # a kill may have come between saving and marking
             damaged = writer.log.truncate_after(
-                self.global_step, epochs=self.epoch, batches=max(batches, default=0)
+                self.global_step, epochs=self.epoch, batches=batches
             )
             if damaged:
                 self.say(f"{writer.log.path} has {damaged} damaged lines: they are left out")

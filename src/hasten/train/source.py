@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -15,12 +16,15 @@ from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader, Plan
 from hasten.feed.order import Shard
 from hasten.feed.stateful import KEY as STATES
-from hasten.feed.taken import beginning, brings_back, original_of, within_epoch
+from hasten.feed.taken import beginning, brings_back, keeps, lost, original_of, within_epoch
 from hasten.feed.telling import silence
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
 from hasten.train.takeover import Takeover, tell_epoch
 from hasten.train.world import ALONE, World
+
+Position = dict[str, Any]
+"""Where a loop over a loader is, as plain values: see `Source.state`."""
 
 
 class Source:
@@ -34,18 +38,23 @@ class Source:
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device, world: World = ALONE) -> None:
+        """The loader is the loop's: it is not kept alive here, where that can be had."""
         given: object = loader
         if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
             raise UsageError(
                 f"this {type(loader).__name__} is a data set, which gives single samples; give"
                 " batches of it: hasten.Loader(dataset, batch_size=64, shuffle=True)"
             )
-        self.loader = loader
+        self._held, self._seen = _weakly(loader)
         self.device = device
         self._own = isinstance(loader, Loader)
-        if self._own:
+        self.fed: Any = None
+        self._kind = type(loader).__name__
+        self._plan: Plan | None = None
+        if isinstance(loader, Loader):
             silence(loader)  # the run tells of the plan, where it tells of anything
-        self.fed: Any = loader.to(device) if isinstance(loader, Loader) else None
+            self.fed = loader.to(device)
+            self.fed.loader = weakref.proxy(loader)
         self._takeover = Takeover(device)
         self._world = world
         self._slices: Slices | None = None
@@ -57,9 +66,21 @@ class Source:
         self.batches_done = 0
         """Batches of this epoch given to the loop."""
         self._generators = [] if self._own else _generators(loader)
+        self.made_with = [generator.get_state() for generator in self._generators]
+        """The states in which its generators came."""
         self._rng_at_epoch: dict[str, Any] | None = None
         self._own_at_epoch: list[torch.Tensor] = []
         self._resume: dict[str, Any] | None = None
+
+    @property
+    def loader(self) -> Any:
+        """What was given; None where nobody has it any more."""
+        return self._held if self._held is not None else self._seen()
+
+    def forget(self) -> None:
+        """The epoch is over: what is kept alive here goes, where no other epoch would need it."""
+        if self._held is not None and not self._generators:
+            self._held, self._seen = None, lambda: None
 
     @property
     def batches(self) -> int | None:
@@ -69,13 +90,16 @@ class Source:
     @property
     def plan(self) -> Plan | None:
         """How samples become batches; None where the loader is iterated as it is."""
-        own: Plan | None = self.fed.plan if self._own else None
-        return own or self._takeover.plan
+        if not self._own:
+            self._plan = self._takeover.plan or self._plan
+        elif self.loader is not None:
+            self._plan = self.fed.plan
+        return self._plan
 
     @property
     def planned(self) -> str:
         """The same in one line."""
-        return str(self.plan or f"{type(self.loader).__name__}, as given")
+        return str(self.plan or f"{self._kind}, as given")
 
     @property
     def copy_seconds(self) -> float:
@@ -160,7 +184,7 @@ class Source:
         elif self._slices is not None and not self._world.is_main:
             first = list(islice(batches, 1))  # it is with the first batch that samplers draw
             set_rng_state(now, self.device)
-            return _with_first(first, batches)
+            return with_first(first, batches)
         return batches
 
     def share(self, batch: Any) -> tuple[int, int]:
@@ -182,12 +206,14 @@ class Source:
         """The position, for a checkpoint."""
         within = self.batches_done > 0
         own = self._own_at_epoch if within else [g.get_state() for g in self._generators]
-        by_feed = self.fed is not None and self._slices is None
+        gone = self.fed is None or self.loader is None
+        position = {} if gone else self.fed.state_dict()
         return {
             "batches": self.batches_done,
             "of": self.batches,
             "batch_size": _batch_size(self.loader),
-            "loader": self.fed.state_dict() if by_feed else {},
+            "loader": position if self._slices is None else {},
+            "lost": lost(position),
             "rng": self._rng_at_epoch if within and not self._own else None,
             "generators": own,
         }
@@ -196,14 +222,8 @@ class Source:
         """Make the next :meth:`start` begin where ``state`` was taken.
 
         Raises:
-            CheckpointError: it was taken in the middle of an epoch of another length, or of batches
-                of another size.
+            CheckpointError: it was taken in the middle of an epoch of batches of another size.
         """
-        if state["batches"] and state["of"] != self.batches:
-            raise CheckpointError(
-                f"the checkpoint was made in an epoch of {state['of']} batches, and this loader"
-                f" gives {self.batches}: go on with the data and the batch size of the run"
-            )
         before, now = state.get("batch_size"), _batch_size(self.loader)
         if state["batches"] and None not in (before, now) and before != now:
             raise CheckpointError(
@@ -214,12 +234,27 @@ class Source:
         for generator, kept in zip(self._generators, state["generators"], strict=False):
             generator.set_state(kept)
 
+    def check_length(self, state: Position) -> None:
+        """Refuse a position in an epoch of another length, once that has begun: samplers have
+        been told the epoch then, and their states put back, and the length may follow from both.
+
+        Raises:
+            CheckpointError: it is one.
+        """
+        if state["of"] != self.batches:
+            raise CheckpointError(
+                f"the checkpoint was made in an epoch of {state['of']} batches, and this loader"
+                f" gives {self.batches}: go on with the data and the batch size of the run. (A"
+                " sampler whose length follows from the epoch is told it by set_epoch(epoch), or"
+                " keeps it by state_dict() and load_state_dict(state), if it has those)"
+            )
+
     def read_again(self, epoch: int, batch: int) -> Any | None:
         """The batch at a position (counted from 0) of an epoch; None where it cannot be had."""
-        if self.fed is None:
-            loader = self.loader
+        loader = self.loader
+        if self.fed is None or loader is None:
             return loader[batch] if isinstance(loader, (list, tuple)) else None
-        taken = original_of(self.loader) is not None
+        taken = original_of(loader) is not None
         if taken and (self._slices is not None or self.fed.plan.name != "gather"):
             return None  # its samples may draw, and not from where they drew then
         kept = self.fed.state_dict()
@@ -241,12 +276,36 @@ class Source:
         self._takeover.close()
 
 
-def _with_first(first: list[Any], batches: Iterator[Any]) -> Iterator[Any]:
+def let_go(sources: list[Source]) -> list[Source]:
+    """Those whose loaders there still are; what was started for the others is ended."""
+    for source in sources:
+        if source.loader is None:
+            source.close()
+            source.fed = None
+    return [source for source in sources if source.loader is not None]
+
+
+def brings(position: Position) -> bool:
+    """Whether a position has more of the loader than how many batches it gave."""
+    own = position["loader"]
+    return bool(position["generators"] or own.keys() & {"generator", STATES} or keeps(own))
+
+
+def with_first(first: list[Any], batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches that were taken already, and the rest."""
     try:
         yield from first
         yield from batches
     finally:
         close(batches)
+
+
+def _weakly(loader: Any) -> tuple[Any, Callable[[], Any]]:
+    """A loader, where it has to be held, and what gives it otherwise."""
+    try:
+        return None, weakref.ref(loader)
+    except TypeError:  # a list, say
+        return loader, lambda: loader
 
 
 def _batch_size(loader: Any) -> int | None:

@@ -59,7 +59,7 @@ def gather(run: Keeper) -> Content:
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "rng": rng_state(run.device),
         "rng_of_ranks": run.world.gather(rng_state(run.device)) if run.world.size > 1 else [],
-        "sources": [source.state() for source in run.sources],
+        "sources": run.loops.state(),
         "loss": run.meter.state(),
         "spent": run.spent.to_json(),
         "seconds": run.elapsed_s,
@@ -93,7 +93,7 @@ def apply(run: Keeper, saved: Saved) -> list[dict[str, Any]]:
     """Put a checkpoint's state into a run that prepared the same things.
 
     Returns:
-        The positions in the loaders, in the order in which the run first used them.
+        The positions of the loops, by their place in the epoch.
 
     Raises:
         CheckpointError: what was prepared does not fit what was saved, or that is not what hasten

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -24,13 +25,15 @@ class Takeover:
 
     def of(self, loader: Any) -> Loader | None:
         """The Loader to iterate in place of this one; None where it is iterated as it is."""
-        if self._taken is not None and self._parts is not None and self._parts.changed(begun=True):
+        if self._parts is not None and self._parts.changed(begun=True, loader=loader):
             self.close()
         if self._taken is None:
             self._plan = None
             if _can_be_taken(loader):
-                self._taken = Loader.from_dataloader(loader, ahead=False)
-                self._parts = Parts(loader)
+                # A copy: what is started for a DataLoader is not to keep it alive.
+                given = copy.copy(loader) if type(loader) is DataLoader else loader
+                self._taken = Loader.from_dataloader(given, ahead=False)
+                self._parts = Parts(given)
                 silence(self._taken)
         return self._taken
 
@@ -44,7 +47,7 @@ class Takeover:
         if self._taken is not None:
             self._plan = self.plan
             self._taken.close()
-            self._taken = None
+            self._taken = self._parts = None
 
 
 def _can_be_taken(loader: Any) -> bool:

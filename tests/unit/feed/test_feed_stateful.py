@@ -150,6 +150,18 @@ def test_a_sampler_goes_on_from_any_place_of_a_run(sampler: str, kind: str) -> N
         assert rest == given[before:], place
 
 
+def test_one_is_found_out_where_hasten_chooses_the_plan() -> None:
+    with Loader(range(23), batch_size=2, sampler=Counting()) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        state = loader.state_dict()
+        del batches
+    with Loader(range(23), batch_size=2, sampler=Counting(3)) as other:
+        other.load_state_dict(state)
+        with pytest.raises(UsageError, match="Counting does not give the first 2 batches again"):
+            list(other)
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_sampler_that_keeps_nothing_is_found_out(kind: str) -> None:
     with LOADERS[kind](batch_size=4, sampler=Counting()) as loader:

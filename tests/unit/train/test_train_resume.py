@@ -509,6 +509,8 @@ def test_other_data_in_the_middle_of_an_epoch_is_refused(tmp_path: Path):
     with pytest.raises(Interrupted):
         run_once(tmp_path / "run", loader, at=2, act=INTERRUPT)
     with pytest.raises(CheckpointError, match=r"epoch of 5 batches, and this loader gives 10"):
+        run_once(tmp_path / "run", lambda: loader(points(80)), resume=True)
+    with pytest.raises(CheckpointError, match=r"batches of 8, and this loader's are of 4"):
         run_once(tmp_path / "run", lambda: loader(batch_size=4), resume=True)
     with pytest.raises(UsageError, match="seed"):
         run_once(tmp_path / "run", lambda: loader(seed=5), resume=True)

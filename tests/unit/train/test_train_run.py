@@ -276,10 +276,10 @@ def test_training_can_be_said_outright():
     run = hasten.Run(**QUIET)
     for _ in run.epochs(1):
         assert len(list(run.batches(batches([4, 4]), training=False))) == 2
-        assert run.sources == []
+        assert run.loops.sources == []
         with torch.no_grad():
             list(run.batches(batches([4, 4]), training=True))
-        assert run.sources[0].batches_done == 2
+        assert run.loops.sources[0].batches_done == 2
 
 
 def test_a_loader_without_batches_is_an_error_in_training_only():
