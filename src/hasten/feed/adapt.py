@@ -21,6 +21,7 @@ _WAITING = 0.10  # share of the time spent waiting from which more is tried
 _LATE = 0.5  # if fewer batches than that had to be waited for, some are late, not all
 _GAIN = 0.97  # a change is kept if a batch takes at most this share of the time before
 _WORTH_S = 0.2  # what is left to gain in an epoch, for a change in the middle of it
+_AGAIN_S = 20.0  # after which it is tried anew what gained nothing; twice as long each time
 
 
 class Moves(Protocol):
@@ -46,7 +47,8 @@ class Watch:
     The wait is the consumer's: from asking for a batch to having it, wherever it went through.
     What is compared is the time from one batch to the next over a window, the loop's own work
     included: workers that take the cores from it are no gain. The first batches of an epoch,
-    and of a plan, stand apart.
+    and of a plan, stand apart. What gained nothing while other programs took the cores may gain
+    once they have ended, so it is tried anew, more and more seldom.
     """
 
     def __init__(self, moves: Moves, queued: Clock = lambda: 0.0) -> None:
@@ -56,6 +58,9 @@ class Watch:
         self._queued_s = 0.0
         self._before: tuple[float, Plan] | None = None
         self._settled = False
+        self._settled_s = 0.0
+        self._again_s = _AGAIN_S
+        self._reason = self._bare = ""  # of the plan gone back to, with and without what was tried
         self._skip = _FIRST_BATCHES
         self._skip_s = 0.0
         self._clear()
@@ -112,7 +117,7 @@ class Watch:
         self._clear()
         less = self._moves.smaller(plan)
         if less is not None:
-            self._before, self._settled = None, True
+            self._before, self._settled, self._again_s = None, True, math.inf
             return self._to(less)
         if self._before is not None:
             before_s, before = self._before
@@ -120,10 +125,16 @@ class Watch:
             if period_s > _GAIN * before_s:
                 self._settled = True
                 tried = f"{_size(plan)} took {period_s / before_s:.2f} times as long"
-                return self._to(replace(before, reason=f"{before.reason}; {tried}", step_s=step_s))
+                bare = self._bare if before.reason == self._reason else before.reason
+                self._bare, self._reason = bare, f"{bare}; {tried}"
+                return self._to(replace(before, reason=self._reason, step_s=step_s))
             self._settled = before.workers > 0 and not plan.workers  # the other was tried
         if self._settled:
-            return plan
+            self._settled_s += total_s
+            if self._settled_s < self._again_s:
+                return plan
+            self._settled, self._settled_s = False, 0.0
+            self._again_s *= 2
         tried_plan = self._moves.without(plan, period_s, step_s)
         if tried_plan is None and waiting > _WAITING:
             more = self._moves.deeper(plan) if late < _LATE else None
@@ -135,7 +146,7 @@ class Watch:
             return plan
         same = replace(tried_plan, reason=plan.reason, remedy=plan.remedy)
         if same == plan:  # it only says why there is no other
-            self._settled = True
+            self._settled, self._again_s = True, math.inf
             return tried_plan
         self._before = period_s, plan
         return self._to(tried_plan)

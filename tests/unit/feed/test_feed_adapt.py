@@ -97,11 +97,34 @@ def test_it_stops_where_the_loop_does_not_wait() -> None:
 
 def test_it_steps_back_within_the_epoch_and_stays_when_more_is_no_faster() -> None:
     world = World(lambda plan, _: {1: 0.10, 2: 0.06, 3: 0.08}[plan.workers])
-    plan = world.epoch(PLAN)
+    plan = world.epoch(PLAN, batches=200)
     assert world.workers == [2, 3, 2]
     assert "processes with 3, 2 batches ahead, took 1.29 times as long" in plan.reason
-    assert world.epoch(plan).workers == 2
+    assert world.epoch(plan, batches=50).workers == 2
     assert world.workers == [2, 3, 2]
+
+
+def test_what_gained_nothing_is_tried_again_more_and_more_seldom() -> None:
+    world = World(lambda plan, _: {1: 0.10, 2: 0.06, 3: 0.08}[plan.workers])
+    plan = world.epoch(PLAN, batches=3000)  # 210 s: tried after 1, 21, 62 and 143
+    assert plan.workers == 2
+    assert world.workers == [2, 3, 2, 3, 2, 3, 2, 3, 2]
+    assert plan.reason.count("took") == 1, "the last time says it"
+
+
+def test_workers_that_gained_nothing_on_a_busy_machine_gain_once_it_is_free() -> None:
+    world = World(lambda plan, _: 0.05 if not plan.workers else 0.1 if busy else 0.02)
+    world.moves.inline_s = 0.05
+    more = world.moves.larger
+    world.moves.larger = lambda plan, wait_s: more(plan, wait_s) if plan.workers else PLAN  # type: ignore[method-assign]
+    busy = True
+    plan = world.epoch(PLAN, batches=60)
+    assert plan.name == "inline"
+    busy = False
+    plan = world.epoch(plan, batches=200)
+    assert plan.name == "inline", "it was tried a moment ago"
+    plan = world.epoch(plan, batches=400)
+    assert plan.name == "processes"
 
 
 def test_a_few_late_batches_ask_for_more_ahead_not_for_more_workers() -> None:
