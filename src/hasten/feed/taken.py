@@ -31,6 +31,11 @@ _CHANGED = (
     "the data set had changed when samples were made (a generator, a counter or a cache of its "
     "own): unless it is brought there again, the batches may be others"
 )
+_WRITTEN = (
+    "persistent workers have the data set as it was when they began, and those that begin now have "
+    "it as it is now: what was written to it since then (by its set_epoch, say) the ones before "
+    "had not"
+)
 _LASTED = (
     "what a stream's persistent workers give follows from the epochs before: they begin anew, as "
     "those of a DataLoader would"
@@ -103,7 +108,7 @@ def brings_back(position: Mapping[str, Any], original: Any) -> bool:
     """Whether a position brings a DataLoader that is taken over to where it was, with nothing
     lost: else it is read again up to there, by one who can."""
     kept = position.get(_KEY)
-    if kept is None or kept["refuses"] or kept.get("lost"):
+    if kept is None or kept["refuses"] or kept.get("lost", "") not in ("", _WRITTEN):
         return False
     return _as_many(kept, original)
 
@@ -267,16 +272,23 @@ class TakenOrder(LateOrder):
 
     def _held(self) -> Inside:
         loader = self.original
-        return None if loader.num_workers else inside(loader.dataset, loader.collate_fn)
+        watched = self._lasts or not loader.num_workers
+        return inside(loader.dataset, loader.collate_fn) if watched else None
 
     def _lost(self) -> str:
         """What a position does not bring back, in words; '' where it brings all."""
         if not self.original.num_workers:
-            held = self._held_first
-            return _CHANGED if held is not None and held != self._held() else ""
-        if not self._lasts or not self._ended:
+            return _CHANGED if self._written() else ""
+        if not self._lasts or self._latest is None:
             return ""
-        return _LASTED if isinstance(self.original.dataset, IterableDataset) else self.refuses
+        stream = isinstance(self.original.dataset, IterableDataset)
+        found = _LASTED if stream and self._ended else self.refuses if self._ended else ""
+        gone_on = self._ended or self._latest.start["again"]
+        return found or (_WRITTEN if gone_on and self._written() else "")
+
+    def _written(self) -> bool:
+        held = self._held_first
+        return held is not None and held != self._held()
 
     def _skipped(self, draws: Draws) -> Any:
         if not self._drawn.twice:
@@ -369,8 +381,11 @@ class TakenOrder(LateOrder):
                 f"num_workers={resume['workers']}, or begin the epoch anew"
             )
         self._stateful.check({"batch": state["batch"], **resume})
-        if resume.get("lost"):
-            _log.warning("a position is gone on with, and not all is as it was: %s", resume["lost"])
+        lost = resume.get("lost")
+        if resume.get("again") and callable(getattr(self.original.dataset, "set_epoch", None)):
+            lost = lost or _WRITTEN  # it is told the next epoch before workers begin
+        if lost:
+            _log.warning("a position is gone on with, and not all is as it was: %s", lost)
         self._resume = dict(resume)
 
     def set_epoch(self, epoch: int, *, anew: bool) -> None:

@@ -253,6 +253,45 @@ def test_a_data_set_that_had_changed_is_told_of(
         assert same is (stop == 2)  # it is read again from its beginning, as it was then
 
 
+class Told(Numbers):
+    """Is told the epoch, by the loop."""
+
+    epoch = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + 100 * self.epoch
+
+
+class SetEpoch(Told):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("kind", [Told, SetEpoch])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_what_persistent_workers_did_not_have_is_told_of(
+    kind: type[Told], persistent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def make() -> Loops:
+        data = kind()
+        loader = shuffled(data, num_workers=1, persistent_workers=persistent)
+
+        def loops(epoch: int) -> list[Any]:
+            data.epoch = epoch
+            return [loader]
+
+        return loops
+
+    whole = train(tmp_path / "whole", make())
+    for stop in (2, 5.5, 7) if kind is SetEpoch else (2, 7):
+        folder = tmp_path / f"{stop}"
+        stopped(folder, make(), stop)
+        caplog.clear()
+        same = train(folder, make(), resume=True) == whole[int(stop) :]
+        assert ("persistent workers have the data set as it was" in caplog.text) is not same
+        assert same is (stop == 2 or not persistent)
+
+
 def test_a_loader_taken_for_the_one_of_before_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
