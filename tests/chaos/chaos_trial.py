@@ -269,6 +269,7 @@ class State:
 
 
 def state_of(saved: Any) -> State:
+    """Positions without whether epochs had the same loader: a resumed run sees that later."""
     training, meta = saved.training, saved.meta
     kept = ("epoch", "step", "loss", "val_loss", "val_accuracy", "learning_rate")
     return State(
@@ -276,7 +277,7 @@ def state_of(saved: Any) -> State:
         model=fingerprint(dict(saved.model)),
         optimizer=fingerprint([training["optimizers"], training["schedulers"]]),
         generators=fingerprint([training["rng"], training["rng_of_ranks"]]),
-        position=fingerprint(training["sources"]),
+        position=fingerprint([one | {"same": None} for one in training["sources"]]),
         history=[tuple(record[name] for name in kept) for record in meta["history"]],
         best=repr(meta["best"]),
     )
