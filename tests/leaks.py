@@ -19,6 +19,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+import warm
+
 _PATIENCE_S = 5.0
 # Threads that libraries keep for the life of the process, by the start of their names.
 _LASTING_THREADS = ("pydevd", "tqdm_monitor", "ThreadPoolExecutor-tqdm", "IPython", "asyncio_")
@@ -122,14 +124,18 @@ def files() -> dict[int, str]:
 
 
 def _lasting_files() -> set[int | None]:
-    """Of the servers that multiprocessing keeps for the life of the process."""
+    """Of the servers that multiprocessing and the tests keep for the life of the process."""
     tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    return {tracker._fd, server._forkserver_alive_fd}
+    return {tracker._fd, server._forkserver_alive_fd, warm.lasting()[1]}
 
 
 def _children() -> set[int]:
     """Processes that this one has started, however, and that run or have not been waited for."""
+    return _own_children() | warm.unfinished
+
+
+def _own_children() -> set[int]:
     global _others
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -153,7 +159,7 @@ def _children() -> set[int]:
         else:
             others.add(name)
     _others = others
-    return found - {tracker._pid, server._forkserver_pid}
+    return found - {tracker._pid, server._forkserver_pid, warm.lasting()[0]}
 
 
 _others: set[str] = set()

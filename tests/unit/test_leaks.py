@@ -171,7 +171,7 @@ def test_segments_of_a_process_that_had_the_same_id_are_theirs(
 
 
 def test_a_test_that_leaks_fails(tmp_path: Path) -> None:
-    for name in ("conftest.py", "leaks.py"):
+    for name in ("conftest.py", "leaks.py", "warm.py"):
         shutil.copy(Path(__file__).parents[1] / name, tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import os\n\n"

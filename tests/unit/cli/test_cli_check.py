@@ -2,43 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import warm
+from hasten.cli.app import _run
 from hasten.cli.check import split
+from hasten.script.rehearsal import launch
 
 CASES = Path(__file__).parents[2] / "fixtures" / "cases"
 FAULTY = CASES / "004_position_ids.py"
 CLEAN = CASES / "042_clean_functions_and_resume.py"
 
 
-def check(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+Done = subprocess.CompletedProcess[str]
+Check = Callable[..., Done]
+
+
+def check_apart(*arguments: object) -> Done:
+    """The command in a process of its own, and the script in another, as people have them."""
     return subprocess.run(
         [sys.executable, "-m", "hasten", "check", *map(str, arguments)],
         capture_output=True,
         text=True,
-        cwd=folder,
         stdin=subprocess.DEVNULL,
         check=False,
     )
 
 
-def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+@pytest.fixture
+def check(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Check:
+    """The command in this process, and the script in a fork of one that has torch imported."""
+    monkeypatch.setattr(launch, "subprocess", warm.subprocesses())
+
+    def checked(*arguments: object, folder: Path | None = None) -> Done:
+        with contextlib.chdir(folder or "."):
+            status = _run(["check", *map(str, arguments)])
+        said, told = capfd.readouterr()
+        return Done(arguments, status, said, told)
+
+    return checked
+
+
+def as_json(done: Done) -> dict[str, Any]:
     content = json.loads(done.stdout)  # nothing else is on standard output
     assert isinstance(content, dict)
     return content
 
 
 def test_a_fault_is_one_finding_of_reading_and_running() -> None:
-    done = check("--json", FAULTY)
+    done = check_apart("--json", FAULTY)
     content = as_json(done)
     assert (done.returncode, content["exit"]) == (1, 1)
     assert (content["script"], content["devices"]) == (str(FAULTY), 1)
@@ -51,13 +74,13 @@ def test_a_fault_is_one_finding_of_reading_and_running() -> None:
 
 
 def test_a_clean_script_exits_with_0_and_shows_its_own_output() -> None:
-    done = check(CLEAN)
+    done = check_apart(CLEAN)
     assert done.returncode == 0
     assert "resumed" in done.stdout
     assert "9 optimizer steps rehearsed" in done.stdout
 
 
-def test_the_text_shows_the_line_and_the_fix() -> None:
+def test_the_text_shows_the_line_and_the_fix(check: Check) -> None:
     done = check(FAULTY)
     assert done.returncode == 1
     assert "32 |         positions = torch.arange(length)" in done.stdout
@@ -65,7 +88,7 @@ def test_the_text_shows_the_line_and_the_fix() -> None:
     assert "fix: " in done.stdout
 
 
-def test_github_and_sarif() -> None:
+def test_github_and_sarif(check: Check) -> None:
     lines = check("--format", "github", FAULTY).stdout.splitlines()
     assert any(line.startswith("::error ") and "line=32" in line for line in lines)
     log = json.loads(check("--format", "sarif", FAULTY).stdout)
@@ -73,7 +96,7 @@ def test_github_and_sarif() -> None:
     assert "HST104" in {result["ruleId"] for result in log["runs"][0]["results"]}
 
 
-def test_static_reads_folders_and_runs_nothing(tmp_path: Path) -> None:
+def test_static_reads_folders_and_runs_nothing(check: Check, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("raise SystemExit(5)\n")
     (tmp_path / "b.py").write_text(FAULTY.read_text())
     done = check("--static", "--json", tmp_path)
@@ -83,7 +106,7 @@ def test_static_reads_folders_and_runs_nothing(tmp_path: Path) -> None:
     assert check("--static", tmp_path / "a.py").returncode == 0
 
 
-def test_a_failure_of_the_scripts_own_exits_with_2(tmp_path: Path) -> None:
+def test_a_failure_of_the_scripts_own_exits_with_2(check: Check, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import no_such_module_here\n")
     done = check("train.py", folder=tmp_path)
     assert done.returncode == 2
@@ -106,14 +129,16 @@ def test_a_failure_of_the_scripts_own_exits_with_2(tmp_path: Path) -> None:
         (("-m", "no_such_package.train"), "no_such_package"),
     ],
 )
-def test_wrong_usage_exits_with_2_and_says_why(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_exits_with_2_and_says_why(
+    check: Check, arguments: tuple[str, ...], said: str
+) -> None:
     done = check(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_explain_tells_of_a_code() -> None:
+def test_explain_tells_of_a_code(check: Check) -> None:
     done = check("--explain", "hst104")
     assert done.returncode == 0
     assert "HST104" in done.stdout
@@ -144,7 +169,7 @@ def test_the_scripts_own_options_are_left_to_it(
     assert split(given) == meant
 
 
-def test_a_comment_silences_a_finding_of_both(tmp_path: Path) -> None:
+def test_a_comment_silences_a_finding_of_both(check: Check, tmp_path: Path) -> None:
     lines = FAULTY.read_text().splitlines()
     lines[31] += "  # hasten: ignore[HST104]"
     (tmp_path / "train.py").write_text("\n".join(lines) + "\n")
@@ -187,14 +212,16 @@ def runs(process: int) -> bool:
         return False
 
 
-def test_a_notebook_is_not_run(tmp_path: Path) -> None:
+def test_a_notebook_is_not_run(check: Check, tmp_path: Path) -> None:
     (tmp_path / "lesson.ipynb").write_text('{"cells": []}')
     done = check("lesson.ipynb", folder=tmp_path)
     assert done.returncode == 2
     assert "lesson.ipynb is a notebook" in done.stderr and "--static" in done.stderr
 
 
-def test_settings_that_are_wrong_are_said_before_the_script_runs(tmp_path: Path) -> None:
+def test_settings_that_are_wrong_are_said_before_the_script_runs(
+    check: Check, tmp_path: Path
+) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.hasten\n")
     (tmp_path / "script.py").write_text("print('it ran')\n")
     for arguments in (("script.py",), ("-m", "script")):
@@ -203,7 +230,9 @@ def test_settings_that_are_wrong_are_said_before_the_script_runs(tmp_path: Path)
         assert "pyproject.toml cannot be read" in done.stderr and "it ran" not in done.stdout
 
 
-def test_a_script_that_crashes_the_process_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_script_that_crashes_the_process_is_read_all_the_same(
+    check: Check, tmp_path: Path
+) -> None:
     (tmp_path / "script.py").write_text("import os, torch\nx = torch.ones(2).cuda()\nos.abort()\n")
     done = check("--json", "script.py", folder=tmp_path)
     content = as_json(done)
@@ -212,7 +241,9 @@ def test_a_script_that_crashes_the_process_is_read_all_the_same(tmp_path: Path) 
     assert [finding["code"] for finding in content["findings"]] == ["HST101"]
 
 
-def test_a_limit_of_the_simulation_is_not_called_the_scripts_own_fault(tmp_path: Path) -> None:
+def test_a_limit_of_the_simulation_is_not_called_the_scripts_own_fault(
+    check: Check, tmp_path: Path
+) -> None:
     (tmp_path / "script.py").write_text("import torch\ntorch.cuda.CUDAGraph()\n")
     done = check("script.py", folder=tmp_path)
     assert done.returncode == 2 and "has no CUDA graphs" in done.stdout

@@ -23,6 +23,7 @@ def test_a_trainer_of_a_library_has_no_error_and_no_warning(path: Path) -> None:
     assert [f for f in joined if f.severity != "suggestion"] == []
 
 
+@pytest.mark.fresh
 def test_weights_that_safetensors_writes_stay_in_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.fresh
 def test_it_runs_as_python_runs_a_script(folder: Path) -> None:
     (folder / "beside.py").write_text("value = 5\n")
     text = (
@@ -61,6 +62,7 @@ def test_it_runs_as_python_runs_a_script(folder: Path) -> None:
     assert seen == plain.stdout
 
 
+@pytest.mark.fresh
 def test_it_runs_a_module_of_a_package_with_relative_imports(folder: Path) -> None:
     package = folder / "package"
     package.mkdir()
@@ -176,6 +178,7 @@ def test_an_ending_of_the_scripts_own_is_told(folder: Path, text: str, said: str
     assert any(said in sentence for sentence in outcome.said)
 
 
+@pytest.mark.fresh
 def test_a_failure_of_the_scripts_own_has_the_traceback_that_python_prints(folder: Path) -> None:
     text = "def load():\n    for x in [1]:\n        raise ValueError('no data here')\n\nload()\n"
     outcome, _ = run(folder, text)
@@ -208,7 +211,7 @@ def test_the_limit_ends_what_does_not_end(folder: Path, text: str) -> None:
 
 def test_what_was_found_before_the_limit_is_kept(folder: Path) -> None:
     text = TRAINING + "model(torch.zeros(1, 4))\nimport time\ntime.sleep(900)\n"
-    outcome, _ = run(folder, text, timeout_s=15.0)  # two cores may be busy
+    outcome, _ = run(folder, text, timeout_s=5.0)
     assert outcome.ending == "time"
     assert [finding.line for finding in outcome.findings] == [7]
 
@@ -279,6 +282,7 @@ print(load_file("e.safetensors"), sorted(os.listdir(".")))
 """
 
 
+@pytest.mark.fresh
 def test_libraries_that_write_in_c_write_elsewhere_too(folder: Path) -> None:
     outcome, seen = run(folder, WRITES_IN_C)
     assert outcome.ending == "finished", outcome.error
