@@ -232,8 +232,8 @@ class Options:
     """An empty folder to work in."""
     jobs: int = 2
     """Trials beside each other."""
-    only: str = ""
-    """A part of the names of the faults to do."""
+    only: tuple[str, ...] = ()
+    """The names of the faults to do, or parts of them; none is all."""
     seconds: float | None = None
     """No trial begins after so long."""
     verbose: bool = False
@@ -243,7 +243,15 @@ class Options:
 
     @property
     def faults(self) -> list[Fault]:
-        return [fault for fault in FAULTS if self.only in fault.name]
+        names = {fault.name for fault in FAULTS}
+        return [
+            fault
+            for fault in FAULTS
+            if any(
+                fault.name == part if part in names else part in fault.name
+                for part in self.only or ("",)
+            )
+        ]
 
     def drawn(self, number: int) -> tuple[random.Random, Setup]:
         """The chance of a trial, and the setup that it begins with."""
@@ -313,7 +321,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="part of a fault's name")
+    parser.add_argument(
+        "--only", action="append", default=[], help="a fault's name, or a part of one"
+    )
     parser.add_argument("--seconds", type=float, help="begin no trial after so long")
     parser.add_argument("--sabotage", default="", choices=chaos_sabotage.ALL)
     parser.add_argument("--verbose", action="store_true", help="say how long each trial took")
@@ -331,7 +341,7 @@ def main() -> None:
         seed=given.seed,
         root=root,
         jobs=given.jobs,
-        only=given.only,
+        only=tuple(given.only),
         seconds=given.seconds,
         sabotage=given.sabotage,
         verbose=given.verbose,

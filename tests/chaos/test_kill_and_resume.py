@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 KILLS = 10
 SEED = 20261130
 # One thread: two trials run beside each other, and sums in one order are the same bits.
@@ -28,7 +30,7 @@ def start(runs: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "hasten", "train", *words, "--checkpoint-every", "7 steps"]
     log = (runs / f"log-{time.monotonic_ns()}.txt").open("wb")
     with log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        return warm.Popen(command, stdout=log, stderr=log, env=environment)
 
 
 def began(folder: Path, process: subprocess.Popen[bytes]) -> None:
