@@ -24,6 +24,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,7 +34,17 @@ _IMPORTED = (
     *("numpy", "torch", "torch._dynamo", "torch.distributed.run"),
     *("hasten.cli.app", "hasten.simulate", "hasten.script.rehearsal.child"),
 )
+_ADOPT = 36  # PR_SET_CHILD_SUBREAPER
+_FORKS_RANKS = "HASTEN_TESTS_FORK_RANKS"
 _WRITES_NO_BYTECODE, _TELLS_CRASHES = "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER"
+
+
+def _path_of(environment: Mapping[str, str]) -> list[str]:
+    parts = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return [str(Path(part).absolute()) for part in parts if part]
+
+
+_PATH = _path_of(os.environ)
 
 unfinished: set[int] = set()
 """Programs that were started and not waited for: what a test leaves of them is a leak."""
@@ -56,6 +68,7 @@ def _started() -> socket.socket:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd="/",
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(_PATH)},
                 start_new_session=True,
             )
         _server = process, ours
@@ -69,12 +82,11 @@ def _end() -> None:
     _server[0].wait()
 
 
-class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """`subprocess.Popen` for a program in Python."""
+class _Forked(subprocess.Popen):  # type: ignore[type-arg]
+    """A program that a process is asked to fork for."""
 
     def _execute_child(self, args: Any, executable: Any, *rest: Any) -> None:
         preexec, close_fds, pass_fds, folder, environment, _, _, shell, *rest = rest
-        streams = rest[:6]
         fit = args[0] == sys.executable and executable in (None, args[0]) and close_fds
         assert fit and not (preexec or pass_fds or shell), "this is for subprocess"
         asked = {
@@ -83,11 +95,13 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             "environment": dict(os.environ if environment is None else environment),
         }
         text = json.dumps(asked).encode()
-        given = [n if each == -1 else each for n, each in enumerate((*streams[:1], *streams[3::2]))]
+        pipes = rest[:6]
+        inner = (pipes[0], pipes[3], pipes[5])  # where -1 is the stream of this process
+        given = [number if each == -1 else each for number, each in enumerate(inner)]
         self._line, theirs = socket.socketpair()
         try:
             with theirs, _lock:
-                socket.send_fds(_started(), [b"\n"], [theirs.fileno()])
+                socket.send_fds(self._forker(), [b"\n"], [theirs.fileno()])
             socket.send_fds(self._line, [len(text).to_bytes(8, "big")], given)
             self._line.sendall(text)
             self.pid = self._told()
@@ -95,8 +109,16 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             self._line.close()
             raise
         self._child_created = True
-        self._close_pipe_fds(*streams)  # type: ignore[attr-defined]
-        unfinished.add(self.pid)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self._begun()
+
+    def _forker(self) -> socket.socket:
+        """Where to ask."""
+        raise NotImplementedError
+
+    def _begun(self) -> None:
+        """It runs."""
+        raise NotImplementedError
 
     def _told(self) -> int:
         text = b""
@@ -106,6 +128,16 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
                 raise ChildProcessError("the process that is forked for programs has ended")
             text += more
         return int(text)
+
+
+class Popen(_Forked):
+    """`subprocess.Popen` for a program in Python."""
+
+    def _forker(self) -> socket.socket:
+        return _started()
+
+    def _begun(self) -> None:
+        unfinished.add(self.pid)
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if wait_flags & os.WNOHANG and not select.select([self._line], [], [], 0)[0]:
@@ -149,6 +181,15 @@ if sys.platform != "linux":  # what tells of an end, and much that is tested, is
     Popen, run = subprocess.Popen, subprocess.run  # type: ignore[misc,assignment]
 
 
+def forking_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a launcher that was forked forks its ranks, too.
+
+    They are its children, as ever; by their variables and command, as the system tells them, they
+    are copies of the process that was forked.
+    """
+    return {**environment, _FORKS_RANKS: "1"}
+
+
 def subprocesses() -> SimpleNamespace:
     """What stands for the module `subprocess` where another one starts Python by it."""
     return SimpleNamespace(**vars(subprocess) | {"Popen": Popen, "run": run})
@@ -157,12 +198,13 @@ def subprocesses() -> SimpleNamespace:
 # --- the process that is forked -------------------------------------------------------------------
 
 
-def _serve(control: socket.socket) -> dict[str, Any]:
-    """Fork for each that asks; returns, in the fork, what it is to be."""
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+def _serve(control: socket.socket, *, for_parent: bool = False) -> dict[str, Any]:
+    """Fork for each that asks; returns, in the fork, what it is to be.
+
+    Args:
+        control: where they ask.
+        for_parent: forks are to be children of this process's parent.
+    """
     running: dict[int, tuple[int, socket.socket]] = {}  # by what tells of the end
     while True:
         for ready in select.select([control, *running], [], [])[0]:
@@ -183,8 +225,23 @@ def _serve(control: socket.socket) -> dict[str, Any]:
                 for descriptor, (_, other) in running.items():
                     os.close(descriptor)
                     other.close()
+                if for_parent:
+                    _be_given_away()
                 return _become(line)
+            if for_parent:
+                os.waitpid(pid, 0)
+                line.close()
+                continue
             running[os.pidfd_open(pid)] = pid, line
+
+
+def _be_given_away() -> None:
+    """Go on in a fork whose parent has ended."""
+    parent = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == parent:
+        time.sleep(0.0005)
 
 
 def _become(line: socket.socket) -> dict[str, Any]:
@@ -203,28 +260,28 @@ def _become(line: socket.socket) -> dict[str, Any]:
         os.close(stream)
     os.chdir(asked["folder"])
     _take_environment(asked["environment"])
-    _open_streams()
-    # What a fresh process draws for itself.
-    import numpy
-    import torch
-
-    numpy.random.seed()
-    torch.default_generator.seed()
+    _open_streams(at_once="-u" in asked["arguments"][:1])
     return asked
 
 
 def _take_environment(environment: dict[str, str]) -> None:
     names = {name for name in environment.keys() | os.environ.keys() if name.startswith("PYTHON")}
-    names -= {_WRITES_NO_BYTECODE, _TELLS_CRASHES, "PYTHONUNBUFFERED"}
+    names -= {"PYTHONPATH", _WRITES_NO_BYTECODE, _TELLS_CRASHES, "PYTHONUNBUFFERED"}
     wrong = {name for name in names if environment.get(name) != os.environ.get(name)}
     assert not wrong, f"{wrong} are read when Python starts: this is for subprocess"
+    sys.path[1:] = [folder for folder in sys.path[1:] if folder not in _path_of(os.environ)]
+    sys.path[1:1] = _path_of(environment)
+    import numpy
+    import torch
+
     threads = environment.get("OMP_NUM_THREADS")
     if threads != os.environ.get("OMP_NUM_THREADS"):
-        import torch
-
         torch.set_num_threads(int(threads) if threads else os.cpu_count() or 1)
     os.environ.clear()
     os.environ.update(environment)
+    # What a fresh process draws for itself.
+    numpy.random.seed()
+    torch.default_generator.seed()
     sys.dont_write_bytecode = bool(environment.get(_WRITES_NO_BYTECODE))
     if environment.get(_TELLS_CRASHES):
         import faulthandler
@@ -232,8 +289,8 @@ def _take_environment(environment: dict[str, str]) -> None:
         faulthandler.enable()
 
 
-def _open_streams() -> None:
-    at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
+def _open_streams(*, at_once: bool = False) -> None:
+    at_once = at_once or bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
         file: Any = io.FileIO(number, "w" if number else "r", closefd=False)
@@ -250,30 +307,69 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _prepare(asked: dict[str, Any]) -> tuple[str, ModuleType]:
-    """Make an empty program of this process; what is to run in it."""
-    how, *arguments = asked["arguments"]
-    sys.modules["hasten tests: warm"] = sys.modules["__main__"]  # else its names are taken from it
+def _prepare(arguments: list[str]) -> Callable[[], object]:
+    """Make an empty program of this process; gives what runs in it."""
+    at = next(n for n, word in enumerate(arguments) if word != "-u")
+    how, *rest = arguments[at:]
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__dict__["__builtins__"] = __builtins__
+    names = module.__dict__
+    names["__builtins__"] = __builtins__
     if how == "-c":
-        sys.path[0], sys.argv = "", ["-c", *arguments[1:]]
-    elif how == "-m":
-        sys.path[0], sys.argv = asked["folder"], arguments
-    else:
-        assert not how.startswith("-"), f"{how}: this is for subprocess"
-        sys.path[0], sys.argv = str(Path(how).resolve().parent), [how, *arguments]
-        module.__file__ = how
-    return how, module
+        sys.path[0], sys.argv = "", ["-c", *rest[1:]]
+        return lambda: exec(rest[0], names)
+    if how == "-m":
+        sys.path[0], sys.argv = str(Path.cwd()), rest
+        return lambda: runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+    assert not how.startswith("-"), f"{how}: this is for subprocess"
+    sys.path[0], sys.argv = str(Path(how).resolve().parent), [how, *rest]
+    module.__file__ = how
+    return lambda: exec(compile(Path(how).read_bytes(), how, "exec"), names)
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+class _Rank(_Forked):
+    """What a launcher starts: a child of it, as ever."""
+
+    asked_at: socket.socket
+
+    def _forker(self) -> socket.socket:
+        return self.asked_at
+
+    def _begun(self) -> None:
+        self._line.close()
+
+
+def _fork_ranks() -> dict[str, Any] | None:
+    """Have this process, a launcher from now on, fork its ranks from a copy of how it is now.
+
+    Returns:
+        In a rank, what it is to be.
+    """
+    import ctypes
+
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    _Rank.asked_at, theirs = socket.socketpair()
+    if not os.fork():
+        os.setsid()
+        _Rank.asked_at.close()
+        return _serve(theirs, for_parent=True)
+    theirs.close()
+    # The copy's children's children are this process's once their parents have ended.
+    assert ctypes.CDLL(None, use_errno=True).prctl(_ADOPT, 1, 0, 0, 0) == 0
+    subprocess_handler.Popen = _Rank
+    return None
 
 
 if __name__ == "__main__":
+    for _name in _IMPORTED:
+        importlib.import_module(_name)
+    gc.collect()
+    gc.freeze()
     _asked = _serve(socket.socket(fileno=int(sys.argv[1])))
-    _how, _module = _prepare(_asked)
-    # Here, so that Python itself meets what comes out of it.
-    if _how == "-c":
-        exec(_asked["arguments"][1], _module.__dict__)
-    elif _how == "-m":
-        runpy._run_module_as_main(_asked["arguments"][1])  # type: ignore[attr-defined]
-    else:
-        exec(compile(Path(_how).read_bytes(), _how, "exec"), _module.__dict__)
+    if os.environ.pop(_FORKS_RANKS, None):
+        _asked = _fork_ranks() or _asked
+    _program = _prepare(_asked["arguments"])
+    _program()  # here, so that Python itself meets what comes out of it

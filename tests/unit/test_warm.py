@@ -23,7 +23,7 @@ def last():
     threading.main_thread().join()
     print("a thread", flush=True)
 threading.Thread(target=last).start()
-print(__name__, sys.argv, sys.path[0], os.getcwd(), os.environ.get("WORD"), sys.stdin.read())
+print(__name__, sys.argv, sys.path, os.getcwd(), os.environ.get("WORD"), sys.stdin.read())
 print("to the other", file=sys.stderr)
 print(sorted(os.listdir("/proc/self/fd")), sys.stdout.line_buffering, sys.stdout.encoding)
 """
@@ -43,7 +43,8 @@ def both(command: list[str], read: Path | None = None, **how: object) -> list[tu
 def test_a_text_a_file_and_a_module_run_as_they_do_otherwise(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(TELLS)
-    environment = os.environ | {"WORD": "one of its own"}
+    paths = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = os.environ | {"WORD": "one of its own", "PYTHONPATH": paths}
     for command in (["-c", TELLS, "-x", "1"], ["program.py", "2"], ["-m", "program", "3"]):
         forked, started = both(command, program, cwd=tmp_path, env=environment)
         assert forked == started
@@ -101,7 +102,7 @@ def test_one_that_is_left_is_a_leak() -> None:
 
 
 def test_what_only_a_start_takes_in_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("PYTHONPATH", "PYTHONWARNINGS"):
+    for name in ("PYTHONOPTIMIZE", "PYTHONWARNINGS"):
         done = warm.run([sys.executable, "-c", ""], env=os.environ | {name: "other"})
         assert done.returncode == 1
         assert f"{{'{name}'}} are read when Python starts" in capfd.readouterr().err
@@ -140,3 +141,37 @@ def test_the_process_that_is_forked_ends_with_the_one_that_started_it(tmp_path: 
     number = int(done.stdout)
     left = [psutil.Process(number)] if psutil.pid_exists(number) else []
     assert psutil.wait_procs(left, timeout=60)[1] == []
+
+
+RANKS = """
+import atexit, os, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+atexit.register(Path(sys.argv[1], f"left-{rank}").touch)
+tries = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("start", tries, rank, __name__, os.getpid() == os.getsid(0), file=sys.stderr)
+if tries == 0 and rank == "0":
+    time.sleep(60)
+if tries == 0:
+    raise KeyError("what it fails with")
+Path(sys.argv[1], f"done-{rank}").touch()
+"""
+
+
+def test_ranks_that_a_launcher_forks_fail_are_told_of_and_begin_anew(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = warm.run(
+        [sys.executable, *launcher, "--max-restarts=1", "ranks.py", str(tmp_path)],
+        cwd=tmp_path,
+        env=warm.forking_ranks(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for start in ("0 0", "0 1", "1 0", "1 1"):
+        assert done.stderr.count(f"start {start} __main__ True\n") == 1
+    assert done.stderr.count("KeyError: 'what it fails with'\n") == 1
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"ranks.py", "left-0", "left-1", "done-0", "done-1"}

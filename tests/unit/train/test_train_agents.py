@@ -16,6 +16,7 @@ import rank_cases
 import torch
 
 import hasten
+import warm
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -40,12 +41,12 @@ def agents() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*command: str) -> subprocess.Popen[str]:
         started.append(
-            subprocess.Popen(
+            warm.Popen(
                 [sys.executable, *command],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=ENVIRONMENT,
+                env=warm.forking_ranks(ENVIRONMENT),
                 start_new_session=True,
             )
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -15,6 +14,7 @@ import torch
 from train_helpers import QUIET, assert_same, loader, mlp, sgd, state, trainer
 
 import hasten
+import warm
 from hasten.devices import runtime
 from hasten.simulate import Hazard
 from hasten.train import checkpoint, unpickle
@@ -190,7 +190,7 @@ def test_a_process_that_ends_without_a_word_ends_after_its_checkpoint(tmp_path: 
         "Background('test').start(work)\n"
         "raise SystemExit(3)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    done = warm.run([sys.executable, "-c", script, str(tmp_path)])
     assert done.returncode == 3
     assert checkpoint.newest(tmp_path)[0] == tmp_path / "step-00000001"
 

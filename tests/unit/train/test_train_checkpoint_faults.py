@@ -18,6 +18,7 @@ import pytest
 import torch
 from train_helpers import loader, trainer
 
+import warm
 from hasten.errors import CheckpointError
 from hasten.train import atomic, checkpoint, manifest
 
@@ -405,7 +406,7 @@ for left in range(1, 200):
 
 def test_a_save_killed_at_any_of_its_steps_leaves_a_whole_one(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", _KILLED, str(folder), "1"],
         capture_output=True,
         text=True,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from train_helpers import INTERRUPT, Hook, loader, trainer
 
+import warm
 from hasten.errors import HastenError, Interrupted, UsageError
 from hasten.train import result, weights
 from hasten.train.lock import NAME, FolderLock, refuse_living
@@ -28,7 +29,7 @@ time.sleep(120)
 
 
 def holder(folder: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", _HOLDER, str(folder)], stdout=subprocess.PIPE)
+    process = warm.Popen([sys.executable, "-c", _HOLDER, str(folder)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
     return process
@@ -75,9 +76,7 @@ def test_a_forked_worker_does_not_hold_it_on(tmp_path: Path) -> None:
         "print(child, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=False
-    )
+    done = warm.run([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
     child = int(done.stdout)
     try:
         FolderLock(tmp_path).release()

@@ -12,6 +12,7 @@ import pytest
 import rank_cases
 import torch
 
+import warm
 from hasten.train import checkpoint, weights
 
 HERE = Path(__file__).parent
@@ -20,18 +21,20 @@ HERE = Path(__file__).parent
 def launch(*command: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
     """Run a script in several processes, as people do."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
-    return subprocess.run(
+    return warm.run(
         [sys.executable, *launcher, *command],
         capture_output=True,
         text=True,
         timeout=200,
         # A rank was once ended by SIGABRT on a busy machine: should one be again, it tells where.
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HASTEN_CACHE_DIR": "off",
-            "PYTHONFAULTHANDLER": "1",
-        },
+        env=warm.forking_ranks(
+            {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "HASTEN_CACHE_DIR": "off",
+                "PYTHONFAULTHANDLER": "1",
+            }
+        ),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +37,7 @@ from train_helpers import (
 )
 
 import hasten
+import warm
 from hasten.errors import CheckpointError, DataError, Interrupted, UsageError
 from hasten.train import checkpoint
 
@@ -658,7 +658,7 @@ def test_kill_9_at_any_step_loses_nothing(tmp_path: Path):
     def process(name: str, at: int) -> int:
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
         command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(at)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = warm.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert not done.stderr, done.stderr
         return done.returncode
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from train_helpers import INTERRUPT, TERMINATE
 
+import warm
 from hasten.train.signals import _LAUNCHERS as LAUNCHERS
 from hasten.train.signals import SAME_S, StopSignals
 
@@ -57,9 +57,7 @@ def test_the_second_terminate_ends_the_process():
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(60)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    done = warm.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGTERM and done.stdout == "noted\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from torch import nn
 from train_helpers import QUIET, mlp, points, sgd
 
 import hasten
+import warm
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(HERE / "software_device.py")],
         env=os.environ | {"PYTHONPATH": str(HERE), "HASTEN_CACHE_DIR": "off"},
         capture_output=True,

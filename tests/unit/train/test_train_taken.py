@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from train_helpers import INTERRUPT, QUIET, mlp, points, saved, sgd, trainer
 
 import hasten
+import warm
 from hasten.errors import DataError, Interrupted
 
 CALLS = 5 + 3  # of the loss in an epoch: 40 points by 8, and 20 to validate on
@@ -284,7 +284,7 @@ def test_another_process_goes_on(
     """Also with what was saved before DataLoaders were taken over."""
     given = name, workers, tmp_path / "run", at, torch.get_num_threads(), before
     command = [sys.executable, taken_cases.__file__, *map(str, given)]
-    subprocess.run(command, check=True, timeout=120)
+    warm.run(command, check=True, timeout=120)
     assert saved(tmp_path / "run").training["sources"][0]["batches"] == at % CALLS + 1
     assert bool(saved(tmp_path / "run").training["sources"][0]["loader"]) is not bool(before)
     make = MAKERS[name]

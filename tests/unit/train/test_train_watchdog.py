@@ -18,6 +18,7 @@ import pytest
 import torch
 from train_helpers import Hook, loader, trainer
 
+import warm
 from hasten.errors import UsageError
 from hasten.train import watchdog
 from hasten.train.watchdog import FOLDER, Watchdog
@@ -267,7 +268,7 @@ def test_time_in_which_it_was_stopped_does_not_count() -> None:
         "        time.sleep(0.1)\n"
         "    print(dog._told_s, flush=True)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = warm.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "in\n"
@@ -317,7 +318,7 @@ def test_it_ends_the_process_only_if_asked() -> None:
         "with Watchdog(after_s=0.1, where=lambda: 'at step 3', exits=True):\n"
         "    threading.Event().wait(120)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 75
     assert "at step 3" in done.stderr
 
@@ -346,11 +347,13 @@ def test_of_two_ranks_the_one_that_hangs_is_named_while_it_does(tmp_path: Path) 
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = str(Path(__file__).with_name("rank_hang.py"))
     with log.open("wb") as stream:
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, *launcher, script, str(tmp_path)],
             stdout=stream,
             stderr=stream,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
+            env=warm.forking_ranks(
+                {**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"}
+            ),
         )
         try:
             deadline = time.monotonic() + 120
