@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import operator
 import types
 from array import array
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from hasten.feed.columns import Column, Layout, NotUnderstoodError, Part, is_sample
-from hasten.feed.reading import attribute, name_in, tree_of
+from hasten.feed.reading import attribute, behind, method, name_in, parameters, tree_of
 
 _MOST_CALLS = 8
 
@@ -57,10 +56,9 @@ _FUNCTIONS: frozenset[Any] = frozenset(
 
 def layout_of(dataset: Any) -> Layout | None:
     """What samples are made of; None where the code is not understood."""
-    method = inspect.getattr_static(type(dataset), "__getitem__", None)
     reader = _Reader()
     try:
-        shape = reader.run(method, [dataset, _INDEX], 0)
+        shape = reader.run(method(dataset, "__getitem__"), [dataset, _INDEX], 0)
         return Layout(shape, tuple(reader.held)) if is_sample(shape) else None
     except (NotUnderstoodError, AttributeError, NameError, ValueError, RecursionError, TypeError):
         return None
@@ -79,7 +77,7 @@ class _Reader:
         arguments = tree.args if tree is not None else None
         if tree is None or arguments is None or depth > _MOST_CALLS:
             raise NotUnderstoodError("no source")
-        names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+        names = parameters(tree)
         extra = arguments.vararg or arguments.kwarg or arguments.kwonlyargs
         if extra or len(names) != len(given):
             raise NotUnderstoodError("its arguments")
@@ -312,8 +310,8 @@ class _Frame:
         if isinstance(target, type) and issubclass(target, tuple) and hasattr(target, "_fields"):
             return target(*given, **named)
         if not named:
-            bound, function = _python(target)
-            if function is not None:
+            bound, function = behind(target)
+            if function is not None and not isinstance(target, torch.nn.Module):
                 return self._reader.run(function, [*bound, *given], self._depth + 1)
         raise NotUnderstoodError(f"a call of {target!r}")
 
@@ -364,19 +362,6 @@ class _Frame:
             if name in vars(kind):
                 return self._reader.run(vars(kind)[name], [own, *given], self._depth + 1)
         raise NotUnderstoodError("nothing inherited")
-
-
-def _python(target: Any) -> tuple[list[Any], types.FunctionType | None]:
-    """(what is bound, the Python function) behind something that is called."""
-    if isinstance(target, types.MethodType):
-        return [target.__self__], target.__func__  # type: ignore[return-value]
-    if isinstance(target, types.FunctionType):
-        return [], target
-    if not isinstance(target, type) and not isinstance(target, torch.nn.Module):
-        called = inspect.getattr_static(type(target), "__call__", None)
-        if isinstance(called, types.FunctionType):
-            return [target], called
-    return [], None
 
 
 def _is_one_of(target: Any, functions: frozenset[Any]) -> bool:

@@ -15,7 +15,6 @@ import socket
 import stat
 import sys
 import threading
-import types
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hasten.feed.inside import walk
+from hasten.feed.surroundings import functions_of, variables_of
 
 if sys.platform != "win32":
     import fcntl
@@ -164,7 +164,9 @@ def unshareable(*objects: Any) -> str:
     Connections (sockets, pipes, databases, HDF5 files) and locks that somebody holds just now, also
     in variables of modules that their methods name.
     """
-    for item in walk([*objects, *_named_by(objects)], past=(logging.Logger, logging.Handler)):
+    functions = chain.from_iterable(map(functions_of, objects))
+    named = chain.from_iterable(map(variables_of, functions))
+    for item in walk([*objects, *named], past=(logging.Logger, logging.Handler)):
         if isinstance(item, io.IOBase):
             if _is_connected(item):
                 return f"{type(item).__name__} of a pipe or socket"
@@ -189,15 +191,6 @@ def _is_held(lock: Any) -> bool:
     if taken:
         lock.release()
     return not taken
-
-
-def _named_by(objects: tuple[Any, ...]) -> Iterator[Any]:
-    for item in objects:
-        kinds = [vars(kind).values() for kind in type(item).__mro__]
-        for function in (item, *chain.from_iterable(kinds)):
-            if isinstance(function, types.FunctionType):
-                known = function.__globals__
-                yield from (known[n] for n in function.__code__.co_names if n in known)
 
 
 def _is_connected(item: io.IOBase) -> bool:

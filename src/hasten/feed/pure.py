@@ -1,4 +1,4 @@
-"""Functions, classes and methods that are known to leave nothing behind, by name.
+"""What code may do and leave nothing behind, as data: functions, methods and attributes by name.
 
 What is not named here counts as a function that may write anywhere. A number after a name is how
 many arguments it may be given by place, where one behind them is written to (numpy's ``out``, a
@@ -9,15 +9,17 @@ only those of `KEYWORDS`: ``out``, ``inplace``, ``copy``, ``key``, ``closefd`` a
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pathlib
+import random
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 MANY = 1 << 30
 """As many arguments by place as one likes."""
@@ -34,6 +36,33 @@ _KEYWORDS_WORDS = (
 )
 KEYWORDS = frozenset(_KEYWORDS_WORDS.split())
 """Names of arguments that nothing is written to, and that are not called."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a function is called with.
+
+    Attributes:
+        places: arguments given by place; None where that is not known.
+        named: whether all given by name are of `KEYWORDS`.
+    """
+
+    places: int | None
+    named: bool = True
+
+    @classmethod
+    def to(cls, node: ast.Call) -> Given:
+        """What is given there."""
+        spread = any(isinstance(each, ast.Starred) for each in node.args)
+        named = {keyword.arg for keyword in node.keywords}
+        return cls(None if spread else len(node.args), named <= KEYWORDS)
+
+    def fits(self, most: int) -> bool:
+        """Whether nothing is given that may be written to, where so many places are not."""
+        if self.places is None:
+            return self.named and most == MANY
+        return self.named and self.places <= most
+
 
 _FUNCTIONS = {
     "builtins": "int:2 float:1 complex:2 bool:1 str:3 bytes:3 len range enumerate zip min max abs"
@@ -83,6 +112,13 @@ _FUNCTIONS = {
     "torch.utils.data": "default_collate:1 default_convert:1",
 }
 
+_DRAWING = {
+    "torch": "randperm randint rand randn multinomial bernoulli normal Generator",
+    "numpy.random": "default_rng RandomState Generator PCG64 Philox SeedSequence",
+    "random": "Random",
+}
+"""Functions that draw from torch's global generator, and makers of generators."""
+
 _METHODS_WORDS = (
     # of tensors and arrays, which may be one or the other
     "float double half long int short byte bool item tolist numpy clone copy:1 to:4 type:1"
@@ -97,6 +133,7 @@ _METHODS_WORDS = (
     " read_bytes:0 read_text:2 exists is_file with_suffix joinpath read:1 readline:1 readlines:1"
     " seek:2 tell:0 close:0 convert:1 crop:1"
 )
+_VALUES_WORDS = "shape dtype ndim size T real imag device name stem suffix parent width height mode"
 _IMAGE_WORDS = "convert:1 crop:1 resize:3 rotate:3 transpose:1 getchannel:1 copy:0"
 
 
@@ -104,6 +141,9 @@ def _limits(words: str) -> dict[str, int]:
     pairs = (word.partition(":") for word in words.split())
     return {name: int(limit) if limit else MANY for name, _, limit in pairs}
 
+
+VALUES = frozenset(_VALUES_WORDS.split())
+"""Attributes of plain values and of images."""
 
 METHODS = _limits(_METHODS_WORDS)
 """Of plain values: the arguments that each may be given by place."""
@@ -164,6 +204,13 @@ def opens_images(target: Any) -> bool:
     return home is not None and target in (home.open, home.fromarray)
 
 
-def is_torch_value(value: Any) -> bool:
-    """A type, layout or place of tensors."""
-    return isinstance(value, torch.dtype | torch.device | torch.memory_format | torch.Size)
+def draws(target: Any) -> bool:
+    """Whether it draws from a global generator, or makes another generator."""
+    owner = getattr(target, "__self__", None)
+    if owner is getattr(random.random, "__self__", 0) or owner is np.random.mtrand._rand:
+        return True
+    return any(
+        target is getattr(sys.modules[home], name, None)
+        for home, names in _DRAWING.items()
+        for name in names.split()
+    )

@@ -1,4 +1,4 @@
-"""What a data set's code does, read from its source: only what is seen there counts as known.
+"""The source of functions, and what the names in it stand for: nothing here judges them.
 
 Functions are looked up in the file that they came from, and the file is compiled again: where
 the result is not the code that runs, or the source cannot be had, nothing is known.
@@ -8,11 +8,27 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
+import enum
 import inspect
 import linecache
 import types
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+
+UNKNOWN: Any = object()
+"""What a name stands for that is not the same object at each call."""
+
+_UNREADABLE = (AttributeError, NameError, ValueError, TypeError, RecursionError)
+
+
+def shown(seen: Callable[[], bool]) -> bool:
+    """Whether something is seen in the code; what cannot be looked up is not."""
+    try:
+        return seen()
+    except _UNREADABLE:
+        return False
 
 
 def tree_of(function: Any) -> ast.FunctionDef | ast.Lambda | None:
@@ -71,6 +87,98 @@ def _begin(code: types.CodeType) -> tuple[int, int]:
     places = [(line, column) for line, _, column, end in code.co_positions()
               if line is not None and column is not None and end]  # fmt: skip
     return min(places, default=(0, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """A function whose source is known to be what runs, and the names in it.
+
+    Attributes:
+        own: its first parameter, where it is a method; `owner`: what that stands for.
+        names: that it binds itself, among them its other parameters.
+    """
+
+    function: types.FunctionType
+    tree: ast.FunctionDef | ast.Lambda
+    own: str | None
+    owner: Any
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, function: Any, owner: Any = None) -> Scope | None:
+        """That of a function, or of a method of `owner`; None where its source is not known."""
+        tree = tree_of(function)
+        if tree is None:
+            return None
+        own = next(iter(parameters(tree)), None) if owner is not None else None
+        # What a comprehension binds is only known within it, also where Python makes it a variable
+        # of the function.
+        bound = {node.arg for node in ast.walk(tree.args) if isinstance(node, ast.arg)}
+        targets = {id(name) for node in ast.walk(tree) if isinstance(node, ast.comprehension)
+                   for name in ast.walk(node.target)}  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound |= {node.id} if id(node) not in targets else set()
+        code = function.__code__
+        names = bound & {*code.co_varnames, *code.co_cellvars} - {own}
+        return cls(function, tree, own, owner, frozenset(names))
+
+    @property
+    def body(self) -> list[ast.stmt] | list[ast.expr]:
+        """Its statements; of a lambda, its value."""
+        return self.tree.body if isinstance(self.tree, ast.FunctionDef) else [self.tree.body]
+
+    @property
+    def defaults(self) -> list[Any]:
+        """What its parameters are where they are not given."""
+        function = self.function
+        return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+    def within(self, *targets: ast.AST) -> Scope:
+        """The same where these names or parameters are bound, too."""
+        nodes = [node for target in targets for node in ast.walk(target)]
+        inner = {node.id for node in nodes if isinstance(node, ast.Name)}
+        inner |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        return dataclasses.replace(self, names=self.names | inner)
+
+    def is_own(self, node: ast.AST) -> bool:
+        """Whether it is the first parameter of a method."""
+        return isinstance(node, ast.Name) and node.id == self.own and node.id not in self.names
+
+    def known(self, node: ast.AST) -> Any:
+        """What a dotted name stands for, where that is the same at each call; else `UNKNOWN`."""
+        try:
+            if isinstance(node, ast.Name) and node.id not in self.names:
+                return self.owner if node.id == self.own else name_in(self.function, node.id)
+            if isinstance(node, ast.Attribute):
+                home = self.known(node.value)
+                if isinstance(home, types.ModuleType | enum.EnumType):
+                    return getattr(home, node.attr)
+                if home is self.owner and home is not None and home is not UNKNOWN:
+                    return attribute(home, node.attr)
+        except (AttributeError, NameError, ValueError, ImportError):
+            return UNKNOWN
+        return UNKNOWN
+
+
+def parameters(tree: ast.FunctionDef | ast.Lambda) -> list[str]:
+    """Those that may be given by place."""
+    return [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+
+
+def behind(target: Any) -> tuple[list[Any], types.FunctionType | None]:
+    """(what is given to it first, the Python function) behind something that is called."""
+    if isinstance(target, types.MethodType):
+        return [target.__self__], target.__func__  # type: ignore[return-value]
+    if isinstance(target, types.FunctionType):
+        return [], target
+    called = method(target, "__call__") if not isinstance(target, type) else None
+    return ([target], called) if isinstance(called, types.FunctionType) else ([], None)
+
+
+def method(owner: Any, name: str) -> Any:
+    """What Python calls of an object's class by a name such as ``__len__``; None without one."""
+    return inspect.getattr_static(type(owner), name, None)
 
 
 def name_in(function: types.FunctionType, name: str) -> Any:

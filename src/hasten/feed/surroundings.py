@@ -6,6 +6,7 @@ Of classes and functions of Python's own, of torch and of numpy nothing is looke
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections import deque
@@ -26,6 +27,7 @@ _CODE = (
     functools.cached_property,
 )
 _CACHING = type(functools.lru_cache(lambda: None))
+_CALLED = (types.FunctionType, types.MethodType, _CACHING)
 
 
 def own_classes(item: Any) -> list[type]:
@@ -56,7 +58,7 @@ def of_class(kind: type) -> tuple[list[Any], list[Any]]:
 def kept(objects: Any) -> list[int]:
     """How much is kept in variables of modules that the objects' code names, and by what caches
     functions: it grows where samples are kept for when they are asked for again."""
-    todo = [function for item in objects for function in _functions_of(item)]
+    todo = [function for item in objects for function in functions_of(item)]
     seen: set[Any] = set()
     sizes: list[int] = []
     while todo and len(seen) < _MOST_FUNCTIONS:
@@ -66,29 +68,34 @@ def kept(objects: Any) -> list[int]:
         seen.add(function)
         if isinstance(function, _CACHING):
             sizes.append(function.cache_info().currsize)
-            todo.extend(_functions_of(getattr(function, "__wrapped__", None)))
-            continue
-        variables = function.__globals__
-        for name in _names(function.__code__):
-            value = variables.get(name)
+        for value in variables_of(function):
             if isinstance(value, _KEEPING):
                 sizes.append(len(value))
-            elif not _is_known(value):
-                todo.extend(_functions_of(value, of_class=False))
+            elif isinstance(value, _CALLED) and not _is_known(value):
+                todo.extend(functions_of(value))
     return sizes
 
 
-def _functions_of(item: Any, *, of_class: bool = True) -> Iterator[Any]:
+def functions_of(item: Any) -> Iterator[Any]:
+    """A function of Python, or one that caches, as it is; of another object, its methods."""
     if isinstance(item, types.MethodType):
         item = item.__func__
     if isinstance(item, types.FunctionType | _CACHING):
         yield item
         return
-    for kind in own_classes(item) if of_class else ():
+    for kind in own_classes(item):
         for value in vars(kind).values():
             inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if isinstance(inner, types.FunctionType | _CACHING):
                 yield inner
+
+
+def variables_of(function: Any) -> Iterator[Any]:
+    """The variables of its module that its code names."""
+    function = inspect.unwrap(function, stop=lambda item: not isinstance(item, _CACHING))
+    if isinstance(function, types.FunctionType):
+        known = function.__globals__
+        yield from (known[name] for name in _names(function.__code__) if name in known)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
+from time import time
 from typing import Any
 
 import numpy as np
@@ -175,6 +177,13 @@ class Copying(Own):
         return self
 
 
+class ByClock(Own):
+    """What it gives would follow from when it is asked."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n if time() > 0 else 0))
+
+
 class Replacing(Own):
     """Of a module's own function, in the place of one that is known."""
 
@@ -191,7 +200,7 @@ UNFORESEEN: dict[str, Callable[[], Any]] = {
     kind.__name__: kind
     for kind in (
         ByModule, ByClosure, ByClass, ByClassList, ByHelper, ByComprehension, ByModel, Writing,
-        OfTalking, Large, Copying, Replacing,
+        OfTalking, Large, Copying, ByClock, Replacing,
     )
 }  # fmt: skip
 
@@ -270,6 +279,16 @@ class Epochs(Own):
         return [(each + epoch) % self.n for each in drawn]
 
 
+class Checked(Own):
+    """Says what is wrong, notes the types of its variables, and names what is another module's."""
+
+    def __iter__(self) -> Iterator[int]:
+        if self.n < 1:
+            raise ValueError(f"no samples: {self.n}")
+        order: list[int] | torch.Tensor = torch.randperm(min(self.n, sys.maxsize))
+        yield from order.tolist()
+
+
 class OfDataset(Own):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -300,6 +319,7 @@ NUMBERS = Numbers()
 FORESEEN: dict[str, Callable[[], Any]] = {
     "global": Global,
     "epochs": Epochs,
+    "checked": Checked,
     "of data set": lambda: OfDataset(NUMBERS),
     "around": lambda: Around(RandomSampler(NUMBERS, num_samples=20, generator=_generator())),
     "around around": lambda: Around(Around(SubsetRandomSampler(range(20), _generator()))),

@@ -122,6 +122,7 @@ class HelpedBadly(Base):
 
 
 _last = 0
+NUMBER = object()
 G = {"value": 0}
 Pair = namedtuple("Pair", "image label")
 
@@ -183,13 +184,31 @@ class Words(Base):
         return torch.tensor(ids, dtype=torch.long), json.loads("[1]")
 
 
+class Checking(Base):
+    """What only computes, in the ways that are seldom written."""
+
+    def _nested(self, *values: Any) -> Any:
+        return [self._nested(*value) if isinstance(value, list) else value for value in values]
+
+    def __getitem__(self, index: int) -> Any:
+        for turn in range(2):
+            if turn:
+                index = NUMBER  # noqa: F823
+            NUMBER = index  # noqa: F841 - its own from the beginning on, not the module's
+        first, *rest = self._nested([index, [0]], self.values[index])
+        counted = {word: len(word) for word in self.words}
+        return {"first": first, "rest": {str(each) for each in rest}, **counted}
+
+
 class Joining(Base):
     def __getitem__(self, index: int) -> Any:
         path = os.path.join("folder", self.paths[index % 2])  # noqa: PTH118 - as people write it
         return Path(path).read_bytes(), struct.unpack("<i", b"abcd")
 
 
-@pytest.mark.parametrize("kind", [Sleeping, Opening, Helping, Pictures, Indexing, Words, Joining])
+@pytest.mark.parametrize(
+    "kind", [Sleeping, Opening, Helping, Pictures, Indexing, Words, Checking, Joining]
+)
 def test_harmless(kind: type) -> None:
     assert harmless(kind())
     assert harmless(Subset(kind(), [1, 2]))
@@ -309,6 +328,10 @@ self.file.read(1)
 len(self.odd)
 str(self)
 [SCALE for SCALE in [i]] + SCALE
+[BUFFER for BUFFER in BUFFER.sort()]
+{j: G.update(value=j) for j in [i]}
+assert self.paths.append(i)
+(self.paths.append(i) for j in [i])
 map(print, [i])
 exec("G = 1")
 getattr(self, "append")(i)
@@ -338,7 +361,10 @@ def test_what_writes_to_what_is_kept_is_not_harmless(line: str, tmp_path: Path) 
     assert not harmless(by_line(line, tmp_path))
 
 
-@pytest.mark.parametrize("line", ["np.add(0, i)", "np.clip(x, 0, i)", "torch.relu(t)", "x.min(0)"])
+@pytest.mark.parametrize(
+    "line",
+    ["np.add(0, i)", "np.clip(x, 0, i)", "torch.relu(t)", "x.min(0)", "assert len(x), f'no {i}'"],
+)
 def test_the_same_without_writing_is(line: str, tmp_path: Path) -> None:
     assert harmless(by_line(line, tmp_path))
 
