@@ -68,7 +68,8 @@ class Lookout(Saver):
         """The batches of a loader that is not trained on."""
         source = self._source_to_read(loader)
         self.strategy.settle(self.modules)
-        # What reading draws is no part of training: a stop in the middle must not leave it there.
+        # What reading draws is no part of training, unless a plain loop's numbers are wanted; a stop
+        # in the middle must not leave it there.
         before = rng_state(self.device)
         batches = source.start(0)
         shown = bool(self.planned_epochs) and not self._in_body
@@ -96,7 +97,8 @@ class Lookout(Saver):
             close(batches)
             if not self._in_session:
                 source.close()
-            set_rng_state(before, self.device)
+            if self.settings.seed is not None or self.world.size > 1:
+                set_rng_state(before, self.device)
 
     def _is_to_stop(self, agreement: Agreement | None) -> bool:
         """Whether a signal ends a loop that only reads, before its next batch."""

@@ -173,7 +173,7 @@ class Run(Lookout):
                 same results, or any iterable of batches.
             training: whether steps are taken on them; by default where gradients are enabled,
                 so a validation loop under ``torch.no_grad()`` counts nothing and leaves the
-                random generators as they were.
+                random generators as they were (with ``seed=None`` as a plain loop does).
 
         Raises:
             DataError: a loader to train on gives no batch.

@@ -20,7 +20,7 @@ from hasten.feed.taken import beginning, brings_back, keeps, lost, original_of, 
 from hasten.feed.telling import silence
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
-from hasten.train.takeover import Takeover, tell_epoch
+from hasten.train.takeover import Takeover, Told
 from hasten.train.world import ALONE, World
 
 Position = dict[str, Any]
@@ -56,6 +56,7 @@ class Source:
             self.fed = loader.to(device)
             self.fed.loader = weakref.proxy(loader)
         self._takeover = Takeover(device)
+        self._told = Told()
         self._world = world
         self._slices: Slices | None = None
         if world.size > 1:
@@ -117,10 +118,8 @@ class Source:
         if not self._own:
             taken = self._takeover.of(self.loader if self._slices is None else self._slices.loader)
             self.fed = None if taken is None else taken.to(self.device)
-        if self.fed is not None:
-            self.fed.set_epoch(epoch)
-        if self.fed is None or self._slices is not None:
-            tell_epoch(self.loader, epoch)
+        self._told.look(self.loader)
+        self._tell(epoch)
         if resume and self._brings_back(resume):
             self._rng_at_epoch = resume["rng"] or rng_state(self.device)
             self._own_at_epoch = resume["generators"]
@@ -130,6 +129,12 @@ class Source:
         if resume and self.fed is not None and self._slices is None:
             self._go_on_with_workers(resume, epoch)
         return self._from_beginning(resume)
+
+    def _tell(self, epoch: int) -> None:
+        if self.fed is not None:
+            self.fed.set_epoch(epoch)
+        fed = self.fed is not None and self._slices is None
+        self._told.tell(self.loader, epoch, fed=fed)
 
     def _brings_back(self, resume: dict[str, Any]) -> bool:
         """Whether the feed comes to where it was by its position alone."""
@@ -146,7 +151,7 @@ class Source:
         if not done:  # of another epoch, perhaps: what it begins with is all that is wanted
             begins = {**position, "epoch": epoch, "batch": 0, "seed": self.fed.seed}
             self.fed.load_state_dict(begins)
-            self.fed.set_epoch(epoch)  # samplers are told after they are as they were
+            self._tell(epoch)  # samplers are told after they are as they were
             return iter(self.fed)
         over = position["epoch"] != epoch  # it was read to its end
         if over and not self._own:
@@ -160,7 +165,7 @@ class Source:
         begins = beginning(resume["loader"], original_of(self.loader))
         if begins is not None:
             self.fed.load_state_dict({**begins, "epoch": epoch, "seed": self.fed.seed})
-            self.fed.set_epoch(epoch)  # samplers are told after they are as they were
+            self._tell(epoch)  # samplers are told after they are as they were
 
     def _from_beginning(self, resume: dict[str, Any] | None) -> Iterator[Any]:
         """An epoch; where it was begun before, the batches that were done are read again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,10 +59,38 @@ def _can_be_taken(loader: Any) -> bool:
     )
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, and its samplers, which epoch begins, where they want to know."""
-    samplers = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
-    for shuffling in (loader, *samplers):
-        set_epoch = getattr(shuffling, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+class Told:
+    """Tells a loader, and its samplers, which epoch begins, where they want to know.
+
+    One that the loop has told another epoch by itself (its ``epoch`` is not what was told here, or
+    not 0 at first) is left to the loop from then on, as where the loader is iterated as it is.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, Any] = {}
+        self._by_loop: set[str] = set()
+
+    def look(self, loader: Any) -> None:
+        """See what the loop has told them, before anything else is."""
+        for name, told in _tellable(loader):
+            epoch = getattr(told, "epoch", None)
+            if type(epoch) is int and epoch != self._epochs.get(name, 0):
+                self._by_loop.add(name)
+            self._epochs[name] = epoch
+
+    def tell(self, loader: Any, epoch: int, *, fed: bool) -> None:
+        """Tell them, if the feed has not; and again what the loop told them."""
+        for name, told in _tellable(loader):
+            if name in self._by_loop:
+                told.set_epoch(self._epochs[name])
+                continue
+            if not fed:
+                told.set_epoch(epoch)
+            self._epochs[name] = getattr(told, "epoch", None)
+
+
+def _tellable(loader: Any) -> Iterator[tuple[str, Any]]:
+    for name in ("", "sampler", "batch_sampler"):
+        told = getattr(loader, name, None) if name else loader
+        if callable(getattr(told, "set_epoch", None)) and not isinstance(told, Loader):
+            yield name, told

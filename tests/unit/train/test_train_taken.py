@@ -24,7 +24,7 @@ from taken_cases import (
     train,
 )
 from test_train_resume import assert_same_nest
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset
 from train_helpers import INTERRUPT, QUIET, mlp, points, saved, sgd, trainer
 
 import hasten
@@ -482,3 +482,51 @@ def test_a_loop_of_ones_own() -> None:
     for workers in ("0", "2"):
         given = [DataLoader(Transformed(), 8, shuffle=True, **WORKERS[workers]) for _ in range(2)]
         assert_same_nest(once(given[0]), once(AsGiven(given[1])))
+
+
+def test_a_plain_loop_that_validates_learns_the_same() -> None:
+    """Without a seed nothing is put back: a DataLoader draws a number when it is iterated."""
+
+    def once(surrounded: bool) -> Any:
+        torch.manual_seed(3)
+        model = mlp(dropout=0.5)
+        optimizer = sgd(model.parameters())
+        train, val = DataLoader(points(), 8, shuffle=True), DataLoader(points(), 8)
+        run = hasten.Run(seed=None, **QUIET) if surrounded else None
+        if run is not None:
+            model, optimizer = run.prepare(model, optimizer)
+        for _ in range(2) if run is None else run.epochs(2):
+            for x, y in train if run is None else run.batches(train):
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                if run is None:
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                else:
+                    run.backward(loss)
+                    run.step(optimizer)
+            with torch.no_grad():
+                for x, _y in val if run is None else run.batches(val):
+                    model(x)
+        return model.state_dict(), torch.rand(1)
+
+    assert_same_nest(once(True), once(False))
+
+
+@pytest.mark.parametrize("first", [0, 10])
+@pytest.mark.parametrize("take", [lambda given: given, hasten.Loader.from_dataloader])
+def test_a_sampler_is_told_the_epoch_by_the_loop_or_else_by_the_run(first: int, take: Any) -> None:
+    def order(run: bool, tell: bool) -> list[Any]:
+        sampler: Any = DistributedSampler(range(24), 2, 1, seed=1)
+        given = take(DataLoader(TensorDataset(torch.arange(24)), 4, sampler=sampler))
+        surrounding = hasten.Run(**QUIET)
+        seen = []
+        for epoch in surrounding.epochs(3) if run else range(3):
+            if tell:
+                sampler.set_epoch(first + epoch)
+            seen += [x.tolist() for (x,) in (surrounding.batches(given) if run else given)]
+        return seen
+
+    assert order(run=True, tell=True) == order(run=False, tell=True)
+    if not first:
+        assert order(run=True, tell=False) == order(run=False, tell=True)
