@@ -68,8 +68,8 @@ class Lookout(Saver):
         """The batches of a loader that is not trained on."""
         source = self._source_to_read(loader)
         self.strategy.settle(self.modules)
-        # What reading draws is no part of training, unless a plain loop's numbers are wanted; a stop
-        # in the middle must not leave it there.
+        # What reading draws is no part of training, unless a plain loop's numbers are wanted; a
+        # stop in the middle must not leave it there.
         before = rng_state(self.device)
         batches = source.start(0)
         shown = bool(self.planned_epochs) and not self._in_body

@@ -585,6 +585,30 @@ def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, monkeypatch) 
     assert "Read-only file system" in said[1]
 
 
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS, errno.EIO])
+def test_copies_that_may_not_be_removed_are_left(tmp_path: Path, monkeypatch, error: int) -> None:
+    """Another user's, damaged or unused for long, on a full disk or one to read: training ended."""
+    folder, now, said = tmp_path / "cache", [time.time()], []
+    path = noise(tmp_path / "a.jpg", 203, 243)
+    size = 20_000
+    store = on_disk(folder, size, say=said.append, clock=lambda: now[0])
+    copies = Copies(store, size=32, channels=3)
+    want = copies.of(str(path), name="a").content
+    (entry,) = files(folder)
+    entry.write_bytes(entry.read_bytes()[:-1])
+    (entry.parent / ".part-dead").write_bytes(bytes(size))
+    now[0] += 8 * DAY_S
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert np.array_equal(copies.of(str(path), name="a").content, want)
+    store.put(key(Path("other")), copy_of(1))
+    assert len(said) == 1
+    assert "is full" in said[0]
+
+
 def test_worker_processes_share_the_disk(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(6)]
     for number, name in enumerate(names):

@@ -69,6 +69,7 @@ class OnDisk:
         self.used_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            os.scandir(folder).close()  # who may not look into it cannot stay within a limit
             self._counted = self.used_bytes = self._count()
             if limit_bytes is None:
                 free = shutil.disk_usage(folder).free
@@ -85,7 +86,7 @@ class OnDisk:
             return None
         copy = _unpacked(content)
         if copy is None:
-            path.unlink(missing_ok=True)
+            _remove(path)
             return None
         self._touch(path)
         return copy
@@ -155,8 +156,8 @@ class OnDisk:
         found = self._count(unused_go=unused_go)
         while found > self.limit_bytes and self._written:
             path, size = self._written.pop()
-            path.unlink(missing_ok=True)
-            found -= size
+            if _remove(path):
+                found -= size
         self._written.clear()
         self._mine = 0
         self._counted = self.used_bytes = found
@@ -178,13 +179,12 @@ class OnDisk:
                 try:
                     status = entry.stat(follow_symlinks=False)
                     age = now - status.st_mtime
-                    dead = entry.name.startswith(_TEMPORARY) and age > _ABANDONED_S
-                    if dead or (unused_go and age > _UNUSED_S):
-                        os.unlink(entry.path)  # noqa: PTH108 - as scandir gives it
-                    else:
-                        total += status.st_size
-                except FileNotFoundError:  # another process was faster
+                except OSError:  # another process was faster, or the disk cannot tell
                     continue
+                dead = entry.name.startswith(_TEMPORARY) and age > _ABANDONED_S
+                goes = dead or (unused_go and age > _UNUSED_S)
+                if not (goes and _remove(Path(entry.path))):
+                    total += status.st_size
         return total
 
     def _touch(self, path: Path) -> None:
@@ -260,8 +260,17 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # somebody has removed it; it is a file; it is another user's
         return []
+
+
+def _remove(path: Path) -> bool:
+    """Whether a file is gone; one of another user, or on a disk that is read only, stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _say_nothing(line: str) -> None:
