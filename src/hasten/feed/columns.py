@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from array import array
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -31,6 +34,15 @@ class Column:
     rows: torch.Tensor
     copy: list[Any] | None = None
 
+    @classmethod
+    def of(cls, source: Any) -> Column:
+        """That which indexing an object takes rows of.
+
+        Raises:
+            NotUnderstoodError: its rows are no numbers, or a tensor cannot look into it.
+        """
+        return cls(source, _rows(source), list(source) if type(source) in (list, tuple) else None)
+
     def unchanged(self, rows: Indices | None) -> bool:
         """Of a list, whether its numbers at these places (None: all) are what they were."""
         copy, source = self.copy, self.source
@@ -38,6 +50,38 @@ class Column:
         if rows is None:
             return list(source) == copy
         return len(source) == len(copy) and all(source[r] == copy[r] for r in rows.tolist())
+
+
+def _rows(source: Any) -> torch.Tensor:
+    if type(source) is torch.Tensor:
+        return source
+    if type(source) in (np.ndarray, np.memmap) and source.dtype.kind in "biuf" and source.ndim:
+        if source.dtype == np.uint64 or not source.dtype.isnative or min(source.strides) < 0:
+            raise NotUnderstoodError("an array that tensors cannot look into")
+        view = source.view(np.ndarray)
+        if not view.flags.writeable:  # nobody writes to it through the tensor
+            view = np.lib.stride_tricks.as_strided(view, writeable=False)
+        return torch.from_numpy(view) if view.flags.writeable else _read_only(view)
+    if type(source) in (list, tuple) and source:
+        kinds = set(map(type, source))
+        if kinds <= {int} or kinds <= {float}:
+            return _numbers(source, whole=kinds == {int})
+    raise NotUnderstoodError(f"a {type(source).__name__} as a column")
+
+
+def _numbers(source: Any, *, whole: bool) -> torch.Tensor:
+    """In memory of their own; by an array, which takes a third of what `torch.tensor` does."""
+    try:
+        packed = array("q" if whole else "d", source)
+    except OverflowError:
+        raise NotUnderstoodError("numbers of more than 64 bits") from None
+    return torch.frombuffer(packed, dtype=torch.int64 if whole else torch.float64).clone()
+
+
+def _read_only(view: np.ndarray[Any, Any]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it could be written to: it is not
+        return torch.from_numpy(view)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ import ast
 import dataclasses
 import operator
 import types
-from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -119,43 +118,8 @@ class _Reader:
     def column(self, source: Any) -> Column:
         """The column that indexing this object takes rows of."""
         if id(source) not in self._columns:
-            copy = list(source) if type(source) in (list, tuple) else None
-            self._columns[id(source)] = Column(source, _rows(source), copy)
+            self._columns[id(source)] = Column.of(source)
         return self._columns[id(source)]
-
-
-def _rows(source: Any) -> torch.Tensor:
-    if type(source) is torch.Tensor:
-        return source
-    if type(source) in (np.ndarray, np.memmap) and source.dtype.kind in "biuf" and source.ndim:
-        if source.dtype == np.uint64 or not source.dtype.isnative or min(source.strides) < 0:
-            raise NotUnderstoodError("an array that tensors cannot look into")
-        view = source.view(np.ndarray)
-        if not view.flags.writeable:  # nobody writes to it through the tensor
-            view = np.lib.stride_tricks.as_strided(view, writeable=False)
-        return torch.from_numpy(view) if view.flags.writeable else _read_only(view)
-    if type(source) in (list, tuple) and source:
-        kinds = set(map(type, source))
-        if kinds <= {int} or kinds <= {float}:
-            return _numbers(source, whole=kinds == {int})
-    raise NotUnderstoodError(f"a {type(source).__name__} as a column")
-
-
-def _numbers(source: Any, *, whole: bool) -> torch.Tensor:
-    """In memory of their own; by an array, which takes a third of what `torch.tensor` does."""
-    try:
-        packed = array("q" if whole else "d", source)
-    except OverflowError:
-        raise NotUnderstoodError("numbers of more than 64 bits") from None
-    return torch.frombuffer(packed, dtype=torch.int64 if whole else torch.float64).clone()
-
-
-def _read_only(view: np.ndarray[Any, Any]) -> torch.Tensor:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it could be written to: it is not
-        return torch.from_numpy(view)
 
 
 class _Frame:

@@ -15,9 +15,9 @@ from hasten.feed.options import Options
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
 from hasten.feed.position import check_reached
-from hasten.feed.readers import Reader, in_turn, repeats
 from hasten.feed.samples import Made
 from hasten.feed.sources import Item, Report
+from hasten.feed.streams import Reader, in_turn, repeats
 from hasten.feed.taken import TakenOrder
 from hasten.feed.work import Beginning, StreamWork
 from hasten.feed.workers import start_pool

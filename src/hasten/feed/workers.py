@@ -21,11 +21,11 @@ from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.pool import Pool
 from hasten.feed.position import check_reached
-from hasten.feed.readers import Reader, Share, in_turn, repeats
 from hasten.feed.relay import Relay
 from hasten.feed.samples import Maker
 from hasten.feed.serving import Work
 from hasten.feed.sources import Inline, Item, Report
+from hasten.feed.streams import Reader, Share, in_turn, repeats
 from hasten.feed.work import Beginning, MapWork, StreamWork
 
 
