@@ -22,7 +22,7 @@ from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
 from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
-from hasten.feed.forking import no_workers_here, refuse_workers_here
+from hasten.feed.forking import fork_is_there, no_workers_here, refuse_workers_here
 from hasten.feed.inside import Mark
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.measure import workers_for
@@ -32,7 +32,7 @@ from hasten.feed.plan import Plan, duration
 from hasten.feed.pool import DiedError, LateError, Pool
 from hasten.feed.sources import Gather, Item, as_rows
 from hasten.feed.tables import Table
-from hasten.feed.taken import TakenOrder, fork_is_there
+from hasten.feed.taken import TakenOrder
 from hasten.observe.remedies import Remedy
 
 _TRIAL_BATCHES = 3

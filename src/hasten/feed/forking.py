@@ -110,3 +110,8 @@ def interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fork_is_there() -> bool:
+    """Whether processes can be started that begin as this one is, without its script run again."""
+    return "fork" in multiprocessing.get_all_start_methods()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from hasten.errors import UsageError
@@ -20,21 +19,16 @@ from hasten.feed.options import Options
 from hasten.feed.order import Shard, drawn_otherwise
 from hasten.feed.parts import lasts
 from hasten.feed.position import check_reached
+from hasten.feed.resumable import KEY, WRITTEN
 from hasten.feed.stateful import KEY as STATES
 from hasten.feed.stateful import Stateful
 
 _log = logging.getLogger("hasten.feed")
 
-_KEY = "dataloader"
 _ITERATES = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 _CHANGED = (
     "the data set had changed when samples were made (a generator, a counter or a cache of its "
     "own): unless it is brought there again, the batches may be others"
-)
-_WRITTEN = (
-    "persistent workers have the data set as it was when they began, and those that begin now have "
-    "it as it is now: what was written to it since then (by its set_epoch, say) the ones before "
-    "had not"
 )
 _LASTED = (
     "what a stream's persistent workers give follows from the epochs before: they begin anew, as "
@@ -104,49 +98,6 @@ def original_of(loader: Any) -> Any | None:
     return loader if isinstance(loader, DataLoader) else getattr(feeds, "original", None)
 
 
-def brings_back(position: Mapping[str, Any], original: Any) -> bool:
-    """Whether a position brings a DataLoader that is taken over to where it was, with nothing
-    lost: else it is read again up to there, by one who can."""
-    kept = position.get(_KEY)
-    if kept is None or kept["refuses"] or kept.get("lost", "") not in ("", _WRITTEN):
-        return False
-    return _as_many(kept, original)
-
-
-def beginning(position: Mapping[str, Any], original: Any) -> dict[str, Any] | None:
-    """Of a position, where its epoch begins by workers that go on from the epoch before, for who
-    reads it again: nothing is drawn for them then. None where it begins as any does."""
-    kept = position.get(_KEY)
-    if kept is None or not kept.get("again"):
-        return None
-    begins = {name: value for name, value in kept.items() if name != "global"}
-    begins["after"] = kept.get("before", kept["after"]) if _as_many(kept, original) else {}
-    return {**position, "batch": 0, _KEY: {**begins, "workers": original.num_workers}}
-
-
-def _as_many(kept: Mapping[str, Any], original: Any) -> bool:
-    workers = original.num_workers
-    return bool(kept.get("workers", workers) == workers)
-
-
-def within_epoch(position: Mapping[str, Any]) -> bool:
-    """Whether a position of a DataLoader that is taken over can be moved about in its epoch."""
-    return "global" in position.get(_KEY, {})
-
-
-def keeps(position: Mapping[str, Any]) -> bool:
-    """Whether a position has something of its DataLoader that an epoch's number does not tell."""
-    kept = position.get(_KEY, {})
-    return any(kept.get(name) for name in ("own", STATES, "again", "lost"))
-
-
-def lost(position: Mapping[str, Any]) -> str:
-    """What a position does not bring back of its DataLoader, in words, where nothing is loaded of
-    it: `load_state` says it of what is. '' where nothing is missing."""
-    kept = position.get(_KEY, {})
-    return "" if kept.get("again") else str(kept.get("lost", ""))
-
-
 class TakenOrder(LateOrder):
     """The order of a DataLoader, as its samplers draw it, and the position in an epoch.
 
@@ -184,7 +135,7 @@ class TakenOrder(LateOrder):
         """
         made = TakenOrder(self.original)
         if self._resume is not None:
-            made.load_state({_KEY: {**self._resume, "lost": ""}, "batch": first})
+            made.load_state({KEY: {**self._resume, "lost": ""}, "batch": first})
         return made
 
     @property
@@ -284,7 +235,7 @@ class TakenOrder(LateOrder):
         stream = isinstance(self.original.dataset, IterableDataset)
         found = _LASTED if stream and self._ended else self.refuses if self._ended else ""
         gone_on = self._ended or self._latest.start["again"]
-        return found or (_WRITTEN if gone_on and self._written() else "")
+        return found or (WRITTEN if gone_on and self._written() else "")
 
     def _written(self) -> bool:
         held = self._held_first
@@ -324,7 +275,7 @@ class TakenOrder(LateOrder):
     def state(self, batch: int) -> dict[str, Any]:
         """See `Order`."""
         if self._resume is not None:
-            return {_KEY: self._resume}
+            return {KEY: self._resume}
         latest = self._latest
         if self._ended or latest is None:
             own = [generator.get_state() for generator in self._own]
@@ -332,16 +283,16 @@ class TakenOrder(LateOrder):
             workers = latest.workers if goes_on and latest is not None else {}
             rest = {"workers": self._workers, "lost": self._lost()}
             rest |= self._stateful.taken()
-            return {_KEY: {"own": own, "refuses": "", "again": goes_on, **rest, **workers}}
+            return {KEY: {"own": own, "refuses": "", "again": goes_on, **rest, **workers}}
         workers = {**latest.workers, "workers": self._workers}
         if self.refuses and not latest.start["again"]:
-            return {_KEY: {"refuses": self.refuses}}
+            return {KEY: {"refuses": self.refuses}}
         if self.refuses:  # it can be begun as it was, but for what its workers had become
             begins = {name: part for name, part in latest.start.items() if name != "global"}
             workers["after"] = kept(latest.before)
-            return {_KEY: {**begins, **workers, "lost": self.refuses, "refuses": self.refuses}}
+            return {KEY: {**begins, **workers, "lost": self.refuses, "refuses": self.refuses}}
         return {
-            _KEY: {
+            KEY: {
                 **latest.start,
                 "global": kept(latest.start["global"]),
                 **workers,
@@ -358,11 +309,11 @@ class TakenOrder(LateOrder):
         Raises:
             UsageError: the position is of another kind of loader, or one that cannot be gone to.
         """
-        if _KEY not in state:
+        if KEY not in state:
             raise UsageError(
                 "this position is not one of a DataLoader that was taken over: its order is another"
             )
-        resume = state[_KEY]
+        resume = state[KEY]
         if resume["refuses"] and state["batch"]:
             raise UsageError(
                 f"the epoch cannot be gone on with from batch {state['batch']}: "
@@ -383,7 +334,7 @@ class TakenOrder(LateOrder):
         self._stateful.check({"batch": state["batch"], **resume})
         lost = resume.get("lost")
         if resume.get("again") and callable(getattr(self.original.dataset, "set_epoch", None)):
-            lost = lost or _WRITTEN  # it is told the next epoch before workers begin
+            lost = lost or WRITTEN  # it is told the next epoch before workers begin
         if lost:
             _log.warning("a position is gone on with, and not all is as it was: %s", lost)
         self._resume = dict(resume)
@@ -402,8 +353,3 @@ class TakenOrder(LateOrder):
             tell = getattr(told, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
-
-
-def fork_is_there() -> bool:
-    """Whether processes can be started that begin as this one is, without its script run again."""
-    return "fork" in torch.multiprocessing.get_all_start_methods()

@@ -15,8 +15,9 @@ from hasten.devices import move, runtime
 from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader, Plan
 from hasten.feed.order import Shard
+from hasten.feed.resumable import beginning, brings_back, keeps, lost, within_epoch
 from hasten.feed.stateful import KEY as STATES
-from hasten.feed.taken import beginning, brings_back, keeps, lost, original_of, within_epoch
+from hasten.feed.taken import original_of
 from hasten.feed.telling import silence
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.sharding import Slices
