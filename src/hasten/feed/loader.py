@@ -9,16 +9,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
-from hasten.devices import device as chosen_device
-from hasten.devices import runtime
 from hasten.errors import DataError, UsageError
 from hasten.feed.attributes import Attributes
 from hasten.feed.ending import until_the_end
 from hasten.feed.feeds import Feeds
 from hasten.feed.keys import SampleRandom
-from hasten.feed.ondevice import DeviceLoader
+from hasten.feed.ondevice import DeviceLoader, placed
 from hasten.feed.options import Options
 from hasten.feed.order import Order, Shard, order_of
 from hasten.feed.place import Ahead
@@ -229,7 +227,7 @@ class Loader(Attributes):
 
     def explain(self, device: torch.device | str | None = None) -> str:
         """The plan in a paragraph, for a device or the host, and how it changed on the way."""
-        return self._feeds.explain(None if device is None else _placed(device))
+        return self._feeds.explain(None if device is None else placed(device))
 
     def __len__(self) -> int:
         """Batches an epoch.
@@ -254,7 +252,7 @@ class Loader(Attributes):
             DeviceUnavailable: there is no such device here.
             UsageError: it names no device.
         """
-        return DeviceLoader(self, _placed(device))
+        return DeviceLoader(self, placed(device))
 
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(None, None)
@@ -274,20 +272,8 @@ class Loader(Attributes):
         """
         if of > 1 and self._order is None:
             raise UsageError(_STREAM.format(type(self.dataset).__name__, of))
-        if of > 1 and not self._options.batched:
-            raise UsageError("batch_size=None makes no batches that processes could share out")
-        batches = self._options.batch_sampler
-        sampler = self._options.sampler or getattr(batches, "sampler", None)
-        if of > 1 and isinstance(sampler, DistributedSampler):
-            raise UsageError(
-                "the Loader has a DistributedSampler, and hasten shares out the batches itself:"
-                " leave the sampler out (shuffle=True), and give the batch size of all processes"
-            )
-        if of > 1 and self._options.on_error == "skip":
-            raise UsageError(
-                'on_error="skip" leaves out samples of one process and not of another, whose'
-                ' batches would no longer match: use on_error="raise" with several processes'
-            )
+        if of > 1:
+            self._options.check_cut()
         if of > 1 and isinstance(self._order, TakenOrder):
             raise UsageError(
                 "a DataLoader that was taken over gives what it gives; give the run the DataLoader"
@@ -408,12 +394,3 @@ class Loader(Attributes):
                     self._order.ended()
         finally:
             items.close()
-
-
-def _placed(device: torch.device | str | int) -> torch.device:
-    """A device that is here, with its index; one given as such is taken at its word."""
-    if isinstance(device, torch.device) or device == "meta":
-        return runtime.with_index(torch.device(device))
-    if device is None:
-        raise UsageError('to(None) names no device: give "auto", "cpu", "cuda", "mps" or another')
-    return chosen_device(device)

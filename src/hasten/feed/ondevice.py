@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hasten.devices import device as chosen_device
 from hasten.devices import runtime
+from hasten.errors import UsageError
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
 
@@ -71,3 +73,12 @@ class DeviceLoader:
     def close(self) -> None:
         """See `Loader.close`."""
         self.loader.close()
+
+
+def placed(device: torch.device | str | int) -> torch.device:
+    """A device that is here, with its index; one given as such is taken at its word."""
+    if isinstance(device, torch.device) or device == "meta":
+        return runtime.with_index(torch.device(device))
+    if device is None:
+        raise UsageError('to(None) names no device: give "auto", "cpu", "cuda", "mps" or another')
+    return chosen_device(device)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from hasten.errors import DataError, UsageError
 from hasten.feed.plan import NAMES
@@ -63,6 +63,26 @@ class Options:
         """The order is hasten's, a function of (seed, epoch) alone."""
         given = (self.sampler, self.batch_sampler, self.generator if self.shuffle else None)
         return self.batched and all(value is None for value in given)
+
+    def check_cut(self) -> None:
+        """Refuse what gives no batches that processes could share out.
+
+        Raises:
+            UsageError: it says why.
+        """
+        if not self.batched:
+            raise UsageError("batch_size=None makes no batches that processes could share out")
+        sampler = self.sampler or getattr(self.batch_sampler, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            raise UsageError(
+                "the Loader has a DistributedSampler, and hasten shares out the batches itself:"
+                " leave the sampler out (shuffle=True), and give the batch size of all processes"
+            )
+        if self.on_error == "skip":
+            raise UsageError(
+                'on_error="skip" leaves out samples of one process and not of another, whose'
+                ' batches would no longer match: use on_error="raise" with several processes'
+            )
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_workers", "prefetch_factor", "seed"):

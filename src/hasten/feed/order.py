@@ -9,34 +9,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from hasten.errors import DataError, UsageError
 from hasten.feed import randomness
+from hasten.feed.foreseeable import KNOWN
 from hasten.feed.keys import SAMPLER, mix, permutation
 from hasten.feed.options import Options
 from hasten.feed.position import check_reached
 from hasten.feed.stateful import KEY as STATES
 from hasten.feed.stateful import Stateful
-
-# They draw all that they need when they start (or keep a generator of their own from then on),
-# so the global generators need to be seeded for their first batch only.
-_DRAWS_AT_START = (
-    SequentialSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    DistributedSampler,
-)
-
 
 _SEEN_KEPT = 4096  # far more than are drawn ahead of the loop
 
@@ -210,7 +192,9 @@ class GivenOrder:
         self._to_restore: dict[str, Any] | None = None
         inner = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
         self._inner: Any = inner
-        self._lazy = type(inner) not in _DRAWS_AT_START
+        # PyTorch's own draw all that they need when they start (or keep a generator of their own
+        # from then on), so the global generators need to be seeded for their first batch only.
+        self._lazy = type(inner) not in KNOWN
         self._followed = type(sampler) is not BatchSampler or self._lazy
         self._seen = _Seen()
         self.shard = Shard()
