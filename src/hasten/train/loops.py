@@ -85,9 +85,7 @@ class Loops:
         place = len(self._begun)
         before = self._before[place] if place < len(self._before) else None
         source, known = self._source_of(loader)
-        for loop in self._begun:
-            if loop.source is source and loop.kept is None:
-                loop.kept = loop.position()
+        self._settle(source)  # of one that is still under way, before its loader begins anew
         same = None if before is None else before.same
         if known:
             same = True
@@ -151,11 +149,17 @@ class Loops:
 
     def ended(self, source: Source, *, left: bool) -> None:
         """The loop over a loader came to its end, or was left before."""
+        self._settle(
+            source, _LEFT if left else _READ
+        )  # now: its loader may be gone when it is saved
+        _ = source.plan  # as well
+
+    def _settle(self, source: Source, ended: str = "") -> None:
+        """Keep where the loop over a loader is."""
         for loop in self._begun:
             if loop.source is source and loop.kept is None:
-                loop.ended = _LEFT if left else _READ
-                loop.kept = loop.position()  # now: its loader may be gone when it is saved
-        _ = source.plan  # as well
+                loop.ended = ended
+                loop.kept = loop.position()
 
     def end_epoch(self) -> None:
         """The next loop is the first of another epoch."""

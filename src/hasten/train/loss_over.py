@@ -46,6 +46,24 @@ def check(over: LossOver) -> None:
         )
 
 
+def counted(over: Over, samples: int, device: torch.device) -> torch.Tensor | None:
+    """How many things the loss of a batch is a mean over; None where that is told by a word.
+
+    Args:
+        over: see `Over`.
+        samples: that this process has of the batch; without any it has none of the things.
+        device: of the loss.
+
+    Raises:
+        UsageError: a word that says nothing.
+    """
+    if not isinstance(over, str):
+        return torch.as_tensor(over if samples else 0, device=device).float()
+    if over not in ("samples", "nothing"):
+        raise UsageError(f"over={over!r}: 'samples', 'nothing' (a sum), or a number")
+    return None
+
+
 def of(over: LossOver, loss: Any, outputs: Any, labels: Any) -> Over:
     """What the loss of a batch is a mean over.
 

@@ -18,8 +18,8 @@ from hasten.devices import runtime
 from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 from hasten.observe import timeline as phases
+from hasten.train import loss_over, precision
 from hasten.train import options as run_options
-from hasten.train import precision
 from hasten.train import state as states
 from hasten.train.half import compile_in_place, run_at
 from hasten.train.lookout import Lookout
@@ -246,14 +246,9 @@ class Run(Lookout):
         self.timeline.start(phases.BACKWARD)
         self._backwards += 1
         samples, several = self._mine, self.world.size
-        counted: torch.Tensor | None = None
-        if isinstance(over, str):
-            if over not in ("samples", "nothing"):
-                raise UsageError(f"over={over!r}: 'samples', 'nothing' (a sum), or a number")
-            if over == "nothing" and several > 1:  # as a mean over samples: their number of them
-                loss = loss * (self._samples / max(samples, 1))
-        else:
-            counted = torch.as_tensor(over if samples else 0, device=self.device).float()
+        counted = loss_over.counted(over, samples, self.device)
+        if counted is None and over == "nothing" and several > 1:
+            loss = loss * (self._samples / max(samples, 1))  # as a mean over samples, of them all
         bad = self.meter.add(loss, samples if counted is None else counted, self.place)
         if bad is not None:
             if self.world.size == 1:
