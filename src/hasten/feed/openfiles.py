@@ -162,11 +162,12 @@ def unshareable(*objects: Any) -> str:
     """What these objects hold that a fork must not use beside its parent; "" where nothing is seen.
 
     Connections (sockets, pipes, databases, HDF5 files) and locks that somebody holds just now, also
-    in variables of modules that their methods name.
+    in variables of modules that methods of theirs, or of what they hold, name.
     """
-    functions = chain.from_iterable(map(functions_of, objects))
+    passed = (logging.Logger, logging.Handler)
+    functions = dict.fromkeys(chain.from_iterable(map(functions_of, walk(objects, past=passed))))
     named = chain.from_iterable(map(variables_of, functions))
-    for item in walk([*objects, *named], past=(logging.Logger, logging.Handler)):
+    for item in walk([*objects, *named], past=passed):
         if isinstance(item, io.IOBase):
             if _is_connected(item):
                 return f"{type(item).__name__} of a pipe or socket"

@@ -85,7 +85,8 @@ def functions_of(item: Any) -> Iterator[Any]:
         return
     for kind in own_classes(item):
         for value in vars(kind).values():
-            inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            inner = value.fget if isinstance(value, property) else value
+            inner = inner.__func__ if isinstance(inner, staticmethod | classmethod) else inner
             if isinstance(inner, types.FunctionType | _CACHING):
                 yield inner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import multiprocessing
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from hasten.feed import Loader
 from hasten.feed import apart as apart_module
@@ -374,6 +375,36 @@ class Asking(Holding):
 class AskingItself(Holding):
     def __getitem__(self, index: int) -> Any:
         return self.inner["what"][0].execute("select ?", (index,)).fetchone()[0]
+
+
+class InComprehension(Holding):
+    def __getitem__(self, index: int) -> Any:
+        return [BASE.execute("select ?", (each,)).fetchone() for each in (index,)]
+
+
+class InStatic(Holding):
+    @staticmethod
+    def asked(index: int) -> Any:
+        return BASE.execute("select ?", (index,)).fetchone()
+
+
+class InProperty(Holding):
+    @property
+    def cursor(self) -> Any:
+        return BASE.cursor()
+
+
+class InCached(Holding):
+    @functools.lru_cache  # noqa: B019 - as people write it
+    def asked(self, index: int) -> Any:
+        return BASE.execute("select ?", (index,)).fetchone()
+
+
+@pytest.mark.parametrize("kind", [Asking, InComprehension, InStatic, InProperty, InCached])
+def test_a_connection_is_seen_wherever_methods_name_it(kind: Any) -> None:
+    assert "sqlite3.Connection" in unshareable(kind(None))
+    assert "sqlite3.Connection" in unshareable(Subset(kind(None), [1, 2]), None)
+    assert unshareable(Holding(None)) == ""
 
 
 @pytest.mark.parametrize("taken", [False, True])
