@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from hasten.cli.app import main
 
 LISTENING = "0A"
@@ -83,12 +84,12 @@ def test_two_processes_train_on_loopback_alone_and_stop_at_ctrl_c(tmp_path: Path
 def test_a_notice_ends_it_with_75_when_it_has_saved(tmp_path: Path, number: str, who: str) -> None:
     options = "--devices 2 --epochs 2000 --precision float32 --channels-last off --progress off"
     command = [sys.executable, "-m", "hasten", "train", *options.split()]
-    process = subprocess.Popen(
+    process = warm.Popen(
         [*command, "--runs", str(tmp_path), "--name", "run"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
+        env=warm.forking_ranks({**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"}),
     )
     log = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120

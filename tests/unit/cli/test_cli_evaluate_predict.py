@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from hasten.cli.app import _run
 from hasten.train import checkpoint, manifest
 
@@ -216,7 +217,7 @@ def test_weights_alone(hasten: Any, photos_run: Path, images: list[str], tmp_pat
 
 def test_a_reader_that_goes_away_is_met_in_silence(photos_run: Path, images: list[str]) -> None:
     command = [sys.executable, "-m", "hasten", "predict", str(photos_run), "-", "--device", "cpu"]
-    with subprocess.Popen(
+    with warm.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdin and process.stdout and process.stderr

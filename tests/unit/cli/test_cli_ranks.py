@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import warm
+
 OWN = [sys.executable, "-m", "hasten", "train", "--devices", "2"]
 TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
@@ -39,13 +41,17 @@ class Breaks(nn.Module):
 """
 
 
-def start(command: list[str], folder: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def start(
+    command: list[str], folder: Path, *options: str, forked: bool = True
+) -> subprocess.Popen[str]:
+    """Start it, or have it and its ranks forked from a process that has torch imported."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"}
+    return (warm.Popen if forked else subprocess.Popen)(
         [*command, "--runs", str(folder), "--name", "run", *QUICK, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HASTEN_CACHE_DIR": "off"},
+        env=warm.forking_ranks(environment) if forked else environment,
     )
 
 
@@ -69,7 +75,7 @@ def test_a_run_that_is_done_ends_with_0_and_says_it_once(
     command: list[str], tmp_path: Path
 ) -> None:
     options = ["--epochs", "1", "--batch-size", "auto", "--sync-batchnorm"]
-    status, said, told = ended(start(command, tmp_path, *options))
+    status, said, told = ended(start(command, tmp_path, *options, forked=command is TORCHRUN))
     assert status == 0, told
     size = "Batch size: 128 fits, 64 on each of 2 devices"
     for line in ("Using device: cpu", size, "Validation accuracy: "):
@@ -132,7 +138,7 @@ def test_one_that_is_killed_is_named(tmp_path: Path) -> None:
 
 def under_way(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
     """A run that has done an epoch, and has many to go."""
-    process = start(command, tmp_path, "--epochs", "5000")
+    process = start(command, tmp_path, "--epochs", "5000", forked=False)
     log, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
     while not (log.exists() and '"epoch"' in log.read_text()):
         assert process.poll() is None, process.communicate()
