@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import feed_datasets as kinds
 import pytest
 from torch.utils.data import DataLoader
 
+import warm
 from hasten.errors import DataError
 from hasten.feed import Loader
 from hasten.feed.apart import measure_apart
@@ -70,7 +70,7 @@ def test_a_daemon_thread_that_iterates_yet_ends_without_a_word(kind: str, begun:
     """`here`: the main thread has begun the iterator, and the thread goes on with it."""
     batches = "iter(loader); next(batches)" if begun == "here" else "loader"
     script = _SCRIPT.format(loader=_LOADERS[kind], batches=batches)
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,

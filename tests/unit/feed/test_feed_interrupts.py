@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="reads /proc and /dev/shm"
 )
@@ -91,7 +93,7 @@ def test_ctrl_c_at_any_moment(kind: str) -> None:
     before = _shared_memory()
     folder = str(Path(__file__).parent)
     script = _SCRIPT.format(folder=folder, loader=LOADERS[kind], rounds=_ROUNDS)
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -134,9 +136,7 @@ from torch.utils.data import DataLoader
 from hasten.feed import Loader
 {body}
 """
-    return subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
-    )
+    return warm.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("kind", ["taken over", "made ahead"])

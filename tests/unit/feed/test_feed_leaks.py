@@ -19,6 +19,7 @@ from typing import Any
 import feed_datasets as kinds
 import pytest
 
+import warm
 from hasten.feed import Loader
 
 PLANS = ["threads", "processes"]
@@ -182,7 +183,7 @@ def _alive(pid: int) -> bool:
 def test_ctrl_c_and_interpreter_exit(options: str, left_open: bool) -> None:
     folder = str(Path(__file__).parent)
     script = _SCRIPT.format(folder=folder, options=options, left_open=left_open)
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import warm
 from hasten.devices import runtime
 from hasten.errors import UsageError
 from hasten.feed import Loader
@@ -81,15 +82,14 @@ def _run(
         assert join is not None
         (join / "cgroup.procs").write_text("0")
 
-    done = subprocess.run(
-        [*(around or []), sys.executable, "-c", _SCRIPT.format(before=before), json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=None if join is None else join_group,
-        check=False,
-    )
+    command = [sys.executable, "-c", _SCRIPT.format(before=before), json.dumps(asked)]
+    how: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 200}
+    how |= {"capture_output": True, "text": True}
+    if around is not None or join is not None or "RLIMIT_AS" in before:
+        started = None if join is None else join_group
+        done = subprocess.run([*(around or []), *command], preexec_fn=started, check=False, **how)
+    else:
+        done = warm.run(command, **how)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import feed_datasets as kinds
 import pytest
 
+import warm
 from hasten.errors import DataError
 from hasten.feed import Loader
 
@@ -107,12 +107,11 @@ for dataset, count in ((Hanging(), 2), (HangingAlone(), 1)):
 
 
 def test_threads_that_hang_for_ever_do_not_keep_the_interpreter_from_ending() -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", _SCRIPT.format(folder=str(Path(__file__).parent))],
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("within timeout=0.2 s") == 2
