@@ -18,7 +18,6 @@ import torch
 from hasten.feed import randomness
 from hasten.feed.awaited import Awaited
 from hasten.feed.ending import close_at_end
-from hasten.feed.fetching import many_of
 from hasten.feed.forking import unwarned
 from hasten.feed.harmless import calls_harmless, harmless
 from hasten.feed.measure import Clock, Measured, measure
@@ -60,9 +59,8 @@ def measure_apart(
 
 
 def _leaves_nothing(maker: Maker) -> bool:
-    if maker.fetch is not None or many_of(maker.dataset) is not None:
-        return False
-    return harmless(maker.dataset) and calls_harmless(maker.collate_fn)
+    read = maker.fetch is None and harmless(maker.dataset)
+    return read and calls_harmless(maker.collate_fn)
 
 
 class _Trial(Awaited):

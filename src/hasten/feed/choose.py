@@ -12,7 +12,6 @@ import torch
 
 from hasten.devices import runtime
 from hasten.errors import UsageError
-from hasten.feed.fetching import many_of
 from hasten.feed.forking import no_workers_here
 from hasten.feed.harmless import harmless
 from hasten.feed.measure import workers_for
@@ -116,9 +115,7 @@ class Planner:
     @cached_property
     def _several(self) -> bool:
         """Several threads may ask the data set for samples at once, for all that its code says."""
-        return self._maker.fetch is not None or (
-            many_of(self._options.dataset) is None and harmless(self._options.dataset)
-        )
+        return self._maker.fetch is not None or harmless(self._options.dataset)
 
     def _of_table(self, device: torch.device | None, *, asked: bool) -> Plan:
         options, table = self._options, self._table

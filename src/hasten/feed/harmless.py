@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from hasten.feed import pure
+from hasten.feed.fetching import many_of
 from hasten.feed.plain import is_constant, is_plain, is_record
 from hasten.feed.reading import UNKNOWN, Scope, behind, method, shown
 from hasten.feed.visitor import PASSING, Visitor
@@ -21,12 +22,17 @@ def harmless(dataset: Any) -> bool:
     """Whether threads may ask a data set for samples at once, by what its code is seen to do.
 
     It reads plain values, tensors and arrays, waits, opens files of its own, computes, and writes
-    to nothing that another thread sees; it draws no random numbers.
+    to nothing that another thread sees; it draws no random numbers. What gives many samples at once
+    (`__getitems__`) is not read.
     """
+    return many_of(dataset) is None and _one_by_one(dataset)
+
+
+def _one_by_one(dataset: Any) -> bool:
     if type(dataset) is Subset:
-        return is_plain(dataset.indices) and harmless(dataset.dataset)
+        return is_plain(dataset.indices) and _one_by_one(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return all(map(harmless, dataset.datasets))
+        return all(map(_one_by_one, dataset.datasets))
     return shown(lambda: _Harmless().function(method(dataset, "__getitem__"), dataset))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import types
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from hasten.feed.fetching import many_of
 from hasten.feed.interpret import layout_of
 from hasten.feed.keys import Indices, permutation
 from hasten.feed.options import Options
-from hasten.feed.reading import has_source
+from hasten.feed.reading import has_source, method
 from hasten.feed.tables import Holds, Table
 
 _TRIALS = 3
@@ -69,8 +68,8 @@ def _without_source(dataset: Any) -> bool:
     if type(dataset) in (ConcatDataset, StackDataset):
         below = dataset.datasets
         return any(map(_without_source, below.values() if isinstance(below, dict) else below))
-    method = inspect.getattr_static(type(dataset), "__getitem__", None)
-    if not isinstance(method, types.FunctionType) or has_source(method):
+    asked = method(dataset, "__getitem__")
+    if not isinstance(asked, types.FunctionType) or has_source(asked):
         return False
     held = [v for v in vars(dataset).values() if isinstance(v, (torch.Tensor, np.ndarray))]
     return any(value.ndim > 0 and len(value) == len(dataset) for value in held)

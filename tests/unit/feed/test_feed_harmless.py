@@ -121,6 +121,11 @@ class HelpedBadly(Base):
         return self._read(index)
 
 
+class AtOnce(Sleeping):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [(self[index], torch.rand(1)) for index in indices]
+
+
 _last = 0
 NUMBER = object()
 G = {"value": 0}
@@ -214,10 +219,10 @@ def test_harmless(kind: type) -> None:
     assert harmless(Subset(kind(), [1, 2]))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [SharedFile, Writing, Storing, InPlace, Appending, Drawing, Global, Unknown, HelpedBadly],
-)
+UNKNOWN = [SharedFile, Writing, Storing, InPlace, Appending, Drawing, Global, Unknown, HelpedBadly]
+
+
+@pytest.mark.parametrize("kind", [*UNKNOWN, AtOnce])
 def test_not_known_to_be_harmless(kind: type) -> None:
     assert not harmless(kind())
     assert not harmless(Subset(kind(), [1, 2]))
