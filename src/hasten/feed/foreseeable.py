@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import random
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.utils.data import (
 
 from hasten.feed import pure
 from hasten.feed.harmless import length_is_harmless
-from hasten.feed.plain import is_constant, is_plain
+from hasten.feed.plain import is_plain
 from hasten.feed.reading import UNKNOWN, Scope, method, shown
 from hasten.feed.visitor import PASSING, Visitor
 
@@ -52,7 +53,7 @@ _COPYING_WORDS = (
     " __getattribute__ __setattr__ __new__ __del__ __slots__"
 )
 _COPYING = _COPYING_WORDS.split()
-_OUTSIDE_METHODS = ("tofile", "dump", "to", "cuda", "pin_memory", "share_memory_", "flush")
+_OUTSIDE_METHODS = ("tofile", "dump", "save", "to", "cuda", "pin_memory", "share_memory_", "flush")
 
 
 def foreseeable(sampler: Any, dataset: Any) -> bool:
@@ -111,7 +112,11 @@ class _Asked(Visitor):
             self._left -= len(value)
             parts = [*value, *value.values()] if type(value) is dict else value
             return self._left >= 0 and all(map(self._is_small, parts))
-        return is_plain(value, 0)
+        return is_plain(value, 0) and not _is_outside(value)
+
+    def name(self, value: Any) -> bool:
+        """See `Visitor`."""
+        return super().name(value) and not _is_outside(value)
 
     def runs(self, name: str) -> bool:
         """Whether a method may be run on a copy."""
@@ -148,7 +153,7 @@ class _Asked(Visitor):
         """See `Visitor`."""
         name = node.attr
         if not scope.is_own(node.value):
-            if is_constant(scope.known(node)):
+            if isinstance(node.ctx, ast.Load) and self.name(scope.known(node)):
                 return True
             return not name.startswith("_") and self.sees(node.value, scope)
         if not isinstance(node.ctx, ast.Load) or name in self._held:
@@ -156,7 +161,7 @@ class _Asked(Visitor):
         found = method(self._sampler, name)
         if isinstance(found, property):
             return self.function(found.fget, UNKNOWN)
-        return is_constant(found) if found is not None else name in self._set_here
+        return self.name(found) if found is not None else name in self._set_here
 
     def _among(self, node: ast.AST, scope: Scope, names: set[str]) -> bool:
         """Whether it is an attribute of the sampler by one of these names."""
@@ -189,9 +194,15 @@ class _Asked(Visitor):
         return seen and self.sees(owner, scope)
 
     def _calls(self, target: Any) -> bool:
-        if target is open or getattr(target, "__module__", None) == "time":
-            return False  # harmless, but not to be done twice, nor sooner
+        if _is_outside(target):
+            return False
         known = pure.places(target) is not None or pure.draws(target)
         if known or target is iter or target is next:
             return True
         return isinstance(target, types.FunctionType) and self.function(target)
+
+
+def _is_outside(value: Any) -> bool:
+    """What reaches files or the clock: may be harmless, but is not to be done twice or sooner."""
+    path = isinstance(value, Path) or (isinstance(value, type) and issubclass(value, Path))
+    return path or value is open or getattr(value, "__module__", None) == "time"

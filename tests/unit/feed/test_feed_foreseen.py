@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import time
 from typing import Any
 
+import feed_datasets
 import numpy as np
 import pytest
 import torch
@@ -184,6 +186,32 @@ class ByClock(Own):
         return iter(range(self.n if time() > 0 else 0))
 
 
+class ByOtherModule(Own):
+    """Counts in a variable of another module."""
+
+    def __iter__(self) -> Iterator[int]:
+        feed_datasets.TIMES += 1
+        return iter([(each + feed_datasets.TIMES) % self.n for each in range(self.n)])
+
+
+class ByFile(Own):
+    """Keeps what it gave in a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = Path("given")
+
+    def __iter__(self) -> Iterator[int]:
+        self.file.write_text(str(self.n))
+        return iter(range(self.n))
+
+
+class ByNewFile(Own):
+    def __iter__(self) -> Iterator[int]:
+        Path("named").write_text(str(self.n))
+        return iter(range(self.n))
+
+
 class Replacing(Own):
     """Of a module's own function, in the place of one that is known."""
 
@@ -200,7 +228,7 @@ UNFORESEEN: dict[str, Callable[[], Any]] = {
     kind.__name__: kind
     for kind in (
         ByModule, ByClosure, ByClass, ByClassList, ByHelper, ByComprehension, ByModel, Writing,
-        OfTalking, Large, Copying, ByClock, Replacing,
+        OfTalking, Large, Copying, ByClock, ByOtherModule, ByFile, ByNewFile, Replacing,
     )
 }  # fmt: skip
 
@@ -209,7 +237,7 @@ def _play(make: Callable[[], Any], *, taken: bool, plan: str = "auto") -> Any:
     """What a training script sees of three epochs."""
     global RNG
     RNG = np.random.default_rng(0)
-    ByClass.times, ByClassList.times[0] = 0, 0
+    ByClass.times, ByClassList.times[0], feed_datasets.TIMES = 0, 0, 0
     WRITTEN.clear()
     _seed()
     sampler = make()
@@ -224,6 +252,11 @@ def _play(make: Callable[[], Any], *, taken: bool, plan: str = "auto") -> Any:
             seen.append((batch, torch.rand(1), random.random(), np.random.rand()))
         seen.append([each for each in WRITTEN if each != "len"])
     return seen
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("plan", ["auto", "processes"])
