@@ -25,7 +25,7 @@ def harmless(dataset: Any) -> bool:
     to nothing that another thread sees; it draws no random numbers. What gives many samples at once
     (`__getitems__`) is not read.
     """
-    return many_of(dataset) is None and _one_by_one(dataset)
+    return _one_by_one(dataset) and many_of(dataset) is None
 
 
 def _one_by_one(dataset: Any) -> bool:

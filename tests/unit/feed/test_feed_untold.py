@@ -16,7 +16,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, TensorD
 import hasten
 from hasten.feed import Loader
 from hasten.feed.compare import identical
+from hasten.feed.harmless import harmless
 from hasten.feed.inside import bulky, inside, walk
+from hasten.feed.openfiles import unshareable
 from hasten.feed.recognise import recognise
 
 
@@ -78,6 +80,8 @@ def test_what_has_no_state_to_tell_never_raises(kind: str) -> None:
     assert inside({"a": [held]}) is None
     list(walk([{"a": [held]}]))
     bulky({"a": [held]})
+    assert not harmless(held)
+    assert unshareable(held) == ""
 
 
 def test_tensors_of_other_classes_are_seen_to_be_written_to() -> None:
