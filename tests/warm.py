@@ -17,6 +17,7 @@ import gc
 import importlib
 import io
 import json
+import multiprocessing.process
 import os
 import runpy
 import select
@@ -259,6 +260,7 @@ def _become(line: socket.socket) -> dict[str, Any]:
     for stream in streams:
         os.close(stream)
     os.chdir(asked["folder"])
+    multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # where new processes look for a file
     _take_environment(asked["environment"])
     _open_streams(at_once="-u" in asked["arguments"][:1])
     return asked

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from feed_datasets import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import warm
 from hasten.errors import DataError
 from hasten.feed import Loader
 from hasten.feed.pool import Pool
@@ -328,11 +330,8 @@ next(batches)
 print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 time.sleep(60)
 """
-    import subprocess
-
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", script]
+    with warm.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = list(map(int, process.stdout.readline().split()))
         process.kill()

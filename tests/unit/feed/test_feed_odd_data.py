@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import hasten
+import warm
 from hasten.devices import runtime
 from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
@@ -219,9 +219,8 @@ for batch in Loader(range(12), 4, num_workers=1, multiprocessing_context="spawn"
 def test_a_script_that_is_imported_anew_by_its_workers_is_told_of_the_guard(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(_UNGUARDED)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, str(script)]
+    done = warm.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "before its first batch" in done.stderr.splitlines()[-1]
     assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
