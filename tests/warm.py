@@ -26,9 +26,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 _IMPORTED = (
@@ -309,8 +309,8 @@ def _open_streams(*, at_once: bool = False) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _prepare(arguments: list[str]) -> Callable[[], object]:
-    """Make an empty program of this process; gives what runs in it."""
+def _prepare(arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
+    """Make an empty program of this process; the code to run, and in what names."""
     at = next(n for n, word in enumerate(arguments) if word != "-u")
     how, *rest = arguments[at:]
     module = sys.modules["__main__"] = ModuleType("__main__")
@@ -318,14 +318,15 @@ def _prepare(arguments: list[str]) -> Callable[[], object]:
     names["__builtins__"] = __builtins__
     if how == "-c":
         sys.path[0], sys.argv = "", ["-c", *rest[1:]]
-        return lambda: exec(rest[0], names)
+        return compile(rest[0], "<string>", "exec"), names
     if how == "-m":
         sys.path[0], sys.argv = str(Path.cwd()), rest
-        return lambda: runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        text = f"runpy._run_module_as_main({rest[0]!r})"
+        return compile(text, "<frozen runpy>", "exec"), {"runpy": runpy}
     assert not how.startswith("-"), f"{how}: this is for subprocess"
     sys.path[0], sys.argv = str(Path(how).resolve().parent), [how, *rest]
     module.__file__ = how
-    return lambda: exec(compile(Path(how).read_bytes(), how, "exec"), names)
+    return compile(Path(how).read_bytes(), how, "exec"), names
 
 
 # --- ranks ----------------------------------------------------------------------------------------
@@ -373,5 +374,5 @@ if __name__ == "__main__":
     _asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     if os.environ.pop(_FORKS_RANKS, None):
         _asked = _fork_ranks() or _asked
-    _program = _prepare(_asked["arguments"])
-    _program()  # here, so that Python itself meets what comes out of it
+    _code, _names = _prepare(_asked["arguments"])
+    exec(_code, _names)  # here: Python itself meets what comes out, and no function is around it

@@ -175,3 +175,14 @@ def test_ranks_that_a_launcher_forks_fail_are_told_of_and_begin_anew(tmp_path: P
     assert done.stderr.count("KeyError: 'what it fails with'\n") == 1
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"ranks.py", "left-0", "left-1", "done-0", "done-1"}
+
+
+@pytest.mark.parametrize("how", ["-c", "-m", "file"])
+def test_no_function_is_around_it(how: str, tmp_path: Path) -> None:
+    """A rehearsal names the calls that led to a line, and would name one."""
+    text = "import inspect\nprint([f.function for f in inspect.stack() if 'warm' in f.filename])\n"
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    command = {"-c": ["-c", text], "-m": ["-m", "program"], "file": [str(program)]}[how]
+    done = warm.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "['<module>']\n", done.stderr
