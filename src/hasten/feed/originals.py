@@ -57,6 +57,11 @@ class Running:
             self.draws.given()
         self.send()
 
+    def failed(self, number: int) -> None:
+        """Batch `number` could not be made: a DataLoader draws before it raises, too."""
+        if self._next == number:  # not where those before it are still on their way to the loop
+            self.given(number)
+
     def finished(self, made: Made, indices: Any, report: Report) -> Iterator[Item]:
         """The batch, once it is made; none where all its samples were left out."""
         for index, message in made.skipped:
@@ -107,6 +112,7 @@ class OriginalWorkers:
             while len(crew.jobs):
                 indices, made, running.after[made.number] = self._take(crew)
                 if made.failure is not None:
+                    running.failed(made.number)
                     made.failure.throw()
                 yield from running.finished(made, indices, self._report)
                 del made

@@ -60,7 +60,11 @@ class Virtual:
             while known:
                 indices = known.popleft()
                 worker = number % len(players)
-                made, states = players[worker].make(number, indices)
+                try:
+                    made, states = players[worker].make(number, indices)
+                except Exception:
+                    running.failed(number)
+                    raise
                 running.after[number] = worker, states
                 number += 1
                 yield from running.finished(made, indices, self._report)

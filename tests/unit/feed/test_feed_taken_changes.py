@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    Sampler,
     Subset,
     TensorDataset,
     get_worker_info,
@@ -233,3 +234,40 @@ def test_the_size_of_a_streams_batches_that_is_set_between_epochs(lasting: bool)
             loader.close()
         found = list(loader)
     assert same(found, list(DataLoader(Numbers(), 3, num_workers=2)))
+
+
+class Fails(Dataset):
+    """Has one sample that cannot be read."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 9:
+            raise ValueError("damaged")
+        return index
+
+
+class DrawsEach(Sampler):
+    """Draws once for each index, when it is asked for it."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(60):
+            torch.rand(1)
+            yield index
+
+
+@pytest.mark.parametrize("plan", ["auto", "processes", "inline"])
+def test_a_failing_sample_leaves_the_generators_as_the_workers_of_a_dataloader_do(
+    plan: str,
+) -> None:
+    def after(taken: bool) -> torch.Tensor:
+        loader: Any = DataLoader(Fails(), 4, sampler=DrawsEach(), num_workers=1)
+        if taken:
+            loader = Loader.from_dataloader(loader, plan=plan)
+        torch.manual_seed(1)
+        with pytest.raises(ValueError, match="damaged"):
+            list(loader)
+        return torch.get_rng_state()
+
+    assert torch.equal(after(taken=True), after(taken=False))
