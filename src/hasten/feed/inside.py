@@ -2,10 +2,11 @@
 
 A generator kept in an attribute, a counter, a cache: a data set that changes when it is asked for
 samples gives others in another process, or when it is asked earlier. Looked at are attributes,
-containers and what functions close over, all the way down; by a `Mark` also attributes of classes
-and all of long lists. Not seen are variables of modules and what lies behind extension types (open
-files, database handles). Of what has a state that nothing tells (sparse and nested tensors,
-generators without one, whatever raises when it is asked), it is said that it cannot be looked into.
+containers and what functions close over, all the way down; by a `Mark` also attributes of classes,
+variables that people's code names, and all of long lists. Not seen is what lies behind extension
+types (open files, database handles). Of what has a state that nothing tells (sparse and nested
+tensors, generators without one, whatever raises when it is asked), it is said that it cannot be
+looked into.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hasten.feed import surroundings
+from hasten.feed.buffers import read_only
+from hasten.feed.native import referred, under_way
 
 _LONG = 64  # longer containers count by their length and place in memory, or by their items' places
 _MOST_ITEMS = 5_000_000  # of long containers: some 10 ms each time they are compared
-_WHOLE_BYTES = 1 << 20  # arrays of more count by their place in memory in any case
+_WHOLE_BYTES = 1 << 20  # arrays and tensors of more count by their place in memory in any case
+_MOST_BYTES = 1 << 22  # of tensors: some 0.2 ms each time they are compared
 _MOST = 4000  # objects that are looked at
 _SMALL_BYTES = 256  # smaller tensors and arrays count by their values
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType, torch.dtype)
@@ -115,7 +119,7 @@ class _Look:
         """What to look at next; what can be compared at once goes to the list."""
         if isinstance(item, _PLAIN):
             self._found.append(_value(item))
-            return []
+            return self._beside(item)
         if id(item) in self._seen:
             return []
         self._seen.add(id(item))
@@ -129,8 +133,14 @@ class _Look:
             self._found.append(len(item))
         return [] if isinstance(item, _PASSED) else self._within(item, state)
 
+    def _beside(self, item: Any) -> list[Any]:
+        """What somebody's kind of number or text has besides."""
+        if type(item) in _PLAIN or isinstance(item, type | types.ModuleType):
+            return []
+        return _given(item)
+
     def _within(self, item: Any, state: str | None) -> list[Any]:
-        return _parts(item) if state is None else []
+        return _parts(item) if state is None else _given(item)
 
 
 class _Whole(_Look):
@@ -141,12 +151,20 @@ class _Whole(_Look):
         super().__init__(found)
         self._keep = keep
         self._left = _MOST_ITEMS
+        self._left_bytes = _MOST_BYTES
+
+    def _beside(self, item: Any) -> list[Any]:
+        if isinstance(item, type):
+            return list(self._of_classes(surroundings.own(item.__mro__)))
+        return super()._beside(item)
 
     def _within(self, item: Any, state: str | None) -> list[Any]:
         if isinstance(item, (*_BYTES, np.ndarray)):
             if _size(item) <= _WHOLE_BYTES:
                 self._found.append(item.tobytes() if hasattr(item, "tobytes") else bytes(item))
-            return []
+            return [*_given(item), *_objects(item)]
+        if isinstance(item, torch.Tensor):
+            self._found.append(self._content(item))
         if isinstance(item, _CONTAINERS) and len(item) > _LONG:
             self._left -= len(item)
             if self._left < 0:
@@ -154,18 +172,42 @@ class _Whole(_Look):
             self._found.append(_copied(item) if self._keep or isinstance(item, deque) else item)
         return [*super()._within(item, state), *self._around(item)]
 
+    def _content(self, item: torch.Tensor) -> bytes | None:
+        """Of a tensor that is not large: what is written through `.data` and by NumPy leaves no
+        other trace."""
+        with torch._C.DisableTorchFunctionSubclass():
+            odd = item.is_quantized or item.is_conj() or item.is_neg()
+            size = item.numel() * item.element_size()
+            if item.device.type != "cpu" or odd or size > min(_WHOLE_BYTES, self._left_bytes):
+                return None
+            self._left_bytes -= size
+            return read_only(item.detach().contiguous()).tobytes()
+
     def _around(self, item: Any) -> Iterator[Any]:
-        for kind in surroundings.own_classes(item):
+        if isinstance(item, types.FunctionType):
+            yield from surroundings.changeable(item)
+        yield from self._of_classes(surroundings.own_classes(item))
+
+    def _of_classes(self, kinds: list[type]) -> Iterator[Any]:
+        for kind in kinds:
             if id(kind) not in self._seen:
                 self._seen.add(id(kind))
                 inner, plain = surroundings.of_class(kind)
                 self._found.extend(plain)
                 yield from inner
+                for function in surroundings.functions_in(kind):
+                    yield from surroundings.changeable(function)
 
 
 def _size(item: Any) -> int:
     size: int = item.nbytes if isinstance(item, np.ndarray) else memoryview(item).nbytes
     return size
+
+
+def _objects(item: Any) -> list[Any]:
+    """The items of an array of few objects."""
+    few = isinstance(item, np.ndarray) and item.dtype.hasobject and item.size <= _LONG
+    return item.ravel().tolist() if few else []
 
 
 def _copied(item: Any) -> Any:
@@ -208,10 +250,15 @@ def _attributes(item: Any) -> Iterator[Any]:
             yield _cell(cell)
         yield item.__defaults__
         yield item.__kwdefaults__
+        yield from _given(item)
         return
     if isinstance(item, types.MethodType):
         yield item.__self__
         yield item.__func__
+        return
+    native = referred(item, _WHOLE_BYTES)
+    if native is not None:
+        yield from native
         return
     if isinstance(item, functools.partial):
         yield from (item.func, item.args, item.keywords)
@@ -235,6 +282,12 @@ def _mangled(kind: type, name: str) -> str:
     return f"_{kind.__name__.lstrip('_')}{name}" if private else name
 
 
+def _given(item: Any) -> list[Any]:
+    """Attributes that somebody gave to what usually has none."""
+    known = getattr(item, "__dict__", None)
+    return [known] if known and isinstance(known, dict) else []
+
+
 def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -243,8 +296,8 @@ def _cell(cell: Any) -> Any:
 
 
 def alive(*objects: Any) -> bool:
-    """Whether a Python generator is among what they hold: how far it has come is not seen."""
-    return any(isinstance(item, types.GeneratorType) for item in walk(objects))
+    """Whether a generator or iterator is among what they hold: how far it has come is not seen."""
+    return any(under_way(item) for item in walk(objects))
 
 
 def bulky(*objects: Any) -> list[Any]:

@@ -1,16 +1,19 @@
 """What lies around objects and their samples follow from: attributes of their classes, variables.
 
-Of classes and functions of Python's own, of torch and of numpy nothing is looked at.
+Of classes and functions of Python's own, of torch and of numpy nothing is looked at; of variables,
+those that a person's code names, not a library's.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 _MOST_FUNCTIONS = 200
@@ -28,11 +31,17 @@ _CODE = (
 )
 _CACHING = type(functools.lru_cache(lambda: None))
 _CALLED = (types.FunctionType, types.MethodType, _CACHING)
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def own_classes(item: Any) -> list[type]:
     """Of an object's classes those that somebody has written for it."""
-    return [kind for kind in type(item).__mro__ if not _is_known(kind)]
+    return own(type(item).__mro__)
+
+
+def own(kinds: Iterable[type]) -> list[type]:
+    """Of some classes those that are not Python's, torch's or numpy's."""
+    return [kind for kind in kinds if not _is_known(kind)]
 
 
 def _is_known(item: Any) -> bool:
@@ -84,11 +93,17 @@ def functions_of(item: Any) -> Iterator[Any]:
         yield item
         return
     for kind in own_classes(item):
-        for value in vars(kind).values():
-            inner = value.fget if isinstance(value, property) else value
-            inner = inner.__func__ if isinstance(inner, staticmethod | classmethod) else inner
-            if isinstance(inner, types.FunctionType | _CACHING):
-                yield inner
+        yield from functions_in(kind)
+
+
+def functions_in(kind: type) -> Iterator[Any]:
+    """A class's own methods, what properties call among them."""
+    for value in vars(kind).values():
+        inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        inner = inner.fget if isinstance(inner, property) else inner
+        inner = inner.func if isinstance(inner, functools.cached_property) else inner
+        if isinstance(inner, types.FunctionType | _CACHING):
+            yield inner
 
 
 def variables_of(function: Any) -> Iterator[Any]:
@@ -96,11 +111,41 @@ def variables_of(function: Any) -> Iterator[Any]:
     function = inspect.unwrap(function, stop=lambda item: not isinstance(item, _CACHING))
     if isinstance(function, types.FunctionType):
         known = function.__globals__
-        yield from (known[name] for name in _names(function.__code__) if name in known)
+        yield from (known[name] for name in _names(function.__code__)[0] if name in known)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+def changeable(function: Any) -> Iterator[Any]:
+    """Variables that a person's code names, of its module or of others that a person wrote: what a
+    loop may give another value. Nothing of code of libraries, which fill tables of theirs."""
+    function = inspect.unwrap(function, stop=lambda item: not isinstance(item, _CACHING))
+    if not isinstance(function, types.FunctionType) or _of_library(function.__module__):
+        return
+    for value in variables_of(function):
+        if isinstance(value, types.ModuleType):
+            if not _of_library(value.__name__):
+                known = vars(value)
+                yield from (known[n] for n in _names(function.__code__)[1] if n in known)
+        elif not (isinstance(value, (*_CALLED, type)) and _of_library(value.__module__)):
+            yield value
+
+
+@functools.cache
+def _of_library(module: str | None) -> bool:
+    top = str(module).partition(".")[0]
+    if top in _KNOWN or top == "hasten":
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+@functools.lru_cache(maxsize=2048)
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Of variables of its module, and of anything, attributes among them."""
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
+    named = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            inner = _names(constant)
+            loaded |= inner[0]
+            named |= inner[1]
+    return frozenset(loaded), frozenset(named)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextvars
+import ctypes
 import functools
+import importlib
+import io
+import itertools
 import logging
+import random
 import time
+import types
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from feed_datasets import same
@@ -19,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hasten.feed import Loader, asgiven, foresight
 from hasten.feed.asgiven import Tried
-from hasten.feed.inside import Mark
+from hasten.feed.inside import Mark, alive
 
 COUNT = 100
 CACHE: dict[int, Any] = {}
@@ -88,6 +98,7 @@ def as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Numbers, "__len__", Numbers.__len__)
     CACHE.clear()
     cached.cache_clear()
+    once.cache_clear()
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -154,6 +165,114 @@ def test_loggers_are_passed_over() -> None:
     logging.getLogger("hasten.feed.somebody").setLevel("INFO")
     assert mark.told
     assert not mark.changed()
+
+
+class Settings:
+    scale = 1.0
+
+
+class Share(float):
+    pass
+
+
+def scaled(index: int) -> float:
+    return index * SCALES["all"]
+
+
+def random_once(index: int) -> float:
+    return GENERATOR.random() if index == 7 else index
+
+
+SCALES = {"all": 1.0}
+GENERATOR = random.Random(4)
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("scale", default=1.0)
+
+
+def tagged(scale: float = 1.0) -> torch.Tensor:
+    x = torch.arange(COUNT).float()
+    x.scale = scale  # type: ignore[attr-defined]
+    return x
+
+
+def objects() -> Any:
+    items = np.empty(3, object)
+    items[:] = [[1.0], [2.0], [3.0]]
+    return items
+
+
+# What it is made of, what the data set holds of that, and what the loop does.
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "method of a dict": (lambda: {1: 1}, lambda x: x.get, lambda x: x.update({1: 2})),
+    "method of a list": (lambda: [1], lambda x: x.__getitem__, lambda x: x.append(2)),
+    "values": (lambda: {1: 1}, lambda x: x.values(), lambda x: x.update({1: 2})),
+    "proxy": (lambda: {1: 1}, types.MappingProxyType, lambda x: x.update({1: 2})),
+    "memoryview": (lambda: bytearray(600), memoryview, lambda x: x.__setitem__(3, 1)),
+    "weak": (lambda: torch.nn.Linear(1, 1), weakref.ref, lambda x: x.weight.data.fill_(3)),
+    "in memory": (lambda: io.BytesIO(b"12"), lambda x: x, lambda x: x.write(b"3")),
+    "read on": (lambda: io.StringIO("12"), lambda x: x, lambda x: x.read(1)),
+    "ctypes": (lambda: (ctypes.c_int * 600)(), lambda x: x, lambda x: x.__setitem__(500, 1)),
+    "class": (lambda: Settings, lambda x: x, lambda x: setattr(x, "scale", 2.0)),
+    "function": (lambda: lambda: 1, lambda x: x, lambda x: setattr(x, "scale", 2.0)),
+    "number": (lambda: Share(1), lambda x: x, lambda x: setattr(x, "scale", 2.0)),
+    "tensor's": (tagged, lambda x: x, lambda x: setattr(x, "scale", 2.0)),
+    "data": (tagged, lambda x: x, lambda x: x.data.fill_(3)),
+    "NumPy's": (tagged, lambda x: x, lambda x: x.numpy().fill(3)),
+    "bfloat16": (lambda: tagged().bfloat16(), lambda x: x, lambda x: x.data.fill_(3)),
+    "of a model": (
+        lambda: torch.nn.Linear(90, 90),
+        lambda x: x,
+        lambda x: x.weight.data.mul_(0.5),
+    ),
+    "array of objects": (objects, lambda x: x, lambda x: x[1].append(3.0)),
+    "variable": (lambda: SCALES, lambda x: scaled, lambda x: x.update(all=2.0)),
+    "generator": (lambda: GENERATOR, lambda x: random_once, lambda x: x.random()),
+    "context": (lambda: VARIABLE, lambda x: x, lambda x: x.set(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_what_objects_of_python_s_own_refer_to_is_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "scale", 1.0)
+    monkeypatch.setitem(SCALES, "all", 1.0)
+    make, hold, change = HELD[kind]
+    made = make()
+    mark = Mark({"held": [Numbers(hold(made))]})
+    assert mark.told
+    assert not mark.changed()
+    token = change(made)
+    assert mark.changed()
+    if isinstance(token, contextvars.Token):
+        VARIABLE.reset(token)
+
+
+def test_variables_of_another_module_of_a_person_s_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scales_of_mine.py").write_text("SCALE = 1.0\nOTHER = 1.0\n")
+    (tmp_path / "of_mine.py").write_text(
+        "import os\nimport PIL.Image\nimport scales_of_mine\n"
+        "def scaled(index):\n    return os.sep, PIL.Image.open, index * scales_of_mine.SCALE\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    function = importlib.import_module("of_mine").scaled
+    scales = importlib.import_module("scales_of_mine")
+    mark = Mark(Numbers(function))
+    PIL.Image.init()  # fills tables of its own
+    scales.OTHER = 2.0
+    assert not mark.changed()
+    scales.SCALE = 2.0
+    assert mark.changed()
+
+
+@pytest.mark.parametrize(
+    "live",
+    [itertools.cycle([1]), iter([1, 2]), zip([1], [2], strict=True), map(abs, [1]), reversed([1])],
+)
+def test_iterators_that_do_not_tell_how_far_they_are_are_alive(live: Any) -> None:
+    assert alive(Numbers(live))
+    assert not alive(Numbers(itertools.count()), io.BytesIO())
 
 
 # What is kept for when it is asked for again -----------------------------------------------------
@@ -286,11 +405,15 @@ def test_samples_that_come_many_times_quicker_when_asked_again_are_kept(
     assert found.caches is caches
 
 
+@functools.cache
+def once() -> float:
+    return time.time()
+
+
 def test_what_only_imports_or_counts_once_is_no_cache() -> None:
     class Once(Numbers):
         def __getitem__(self, index: int) -> Any:
-            if "once" not in CACHE:
-                CACHE["once"] = time.time()  # type: ignore[index]
+            once()
             return index
 
     plan = Loader.from_dataloader(DataLoader(Once(), 4)).plan
