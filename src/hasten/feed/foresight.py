@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -37,6 +38,8 @@ from hasten.observe.remedies import Remedy
 
 _TRIAL_BATCHES = 3
 _PATIENCE_S = 0.9  # a trial that has not ended by then is ended
+# To compare what the data set holds, in the loop's thread: of what a batch takes, or seconds.
+_WATCHED, _WATCHED_S = 0.05, 0.0005
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
 # What an epoch's samples must cost for worker processes to pay. To start them and to compare the
 # first batches takes some 0.2 s of each: on two cores, 0.8 s of samples gained beside one step of
@@ -225,8 +228,13 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline(alone, "room")
     if not fork_is_there():
         return _inline("samples are made here, as processes begin by running the script again")
-    if not Mark(maker.dataset, maker.collate_fn).told:
+    mark = Mark(maker.dataset, maker.collate_fn)
+    if not mark.told:
         return _inline("what the data set holds cannot be watched for changes, or is too much")
+    begin = time.perf_counter()
+    mark.changed()
+    watched_s = time.perf_counter() - begin
+    del mark
     connected = unshareable(maker.dataset, maker.collate_fn)
     if connected:
         return _inline(SHARED.format(connected), "unshared")
@@ -249,10 +257,11 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
         return _inline(f"a trial of its samples ended: {died}")
     finally:
         pool.close()
-    return _judged(found, options, len(batches[0]) if batches and maker.batched else 1)
+    size = len(batches[0]) if batches and maker.batched else 1
+    return _judged(found, options, size, watched_s)
 
 
-def _judged(found: Tried, options: Options, size: int) -> Plan:
+def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -> Plan:
     if found.batch_s is None:
         return _inline("no sample could be tried")
     trouble = _unfit(found.moved, found.changed)
@@ -267,6 +276,9 @@ def _judged(found: Tried, options: Options, size: int) -> Plan:
         each = f"over {duration(found.batch_s)} for a sample and to collate it"
     if found.batch_s < _CHEAP_BATCH_S:
         return _inline(f"{each}, too cheap to hand over", "cheap")
+    if watched_s > max(_WATCHED_S, _WATCHED * found.batch_s):
+        long = f"and it takes {duration(watched_s)} to see before each batch that it holds the same"
+        return _inline(f"{each}, {long}")
     cores = runtime.cores()
     if cores == 1 and found.busy > 0.5:
         return _inline(f"{each}, and one core", "cheaper")
