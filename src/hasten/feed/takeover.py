@@ -35,6 +35,8 @@ _log = logging.getLogger("hasten.feed")
 
 Device = torch.device | None
 
+_FEW = 10  # batches: of an epoch that is left by then, processes are started later in the next one
+
 
 class TakenFeeds:
     """Has the place of `Feeds` in a Loader that stands for a DataLoader."""
@@ -63,6 +65,7 @@ class TakenFeeds:
         self._kept_apart = False  # until closed: lasting ones would see nothing of later changes
         self._parts = Parts(loader)
         self._begun = False
+        self._begin_here = 0  # batches, before processes are started for the rest of an epoch
 
     @property
     def ahead(self) -> bool:
@@ -230,36 +233,54 @@ class TakenFeeds:
         first: int,
     ) -> Items:
         plain = replace(plan, transformed=False)
-        number, wanted, trouble = first, None, ""
-        source: Sought = (
-            TableAhead(self._planner.table, plan)
-            if plan.name == "gather" and self._planner.table is not None
-            else made_ahead(self._maker, self._options, plan)
-        )
-        items = self._placed(source.batches(foreseen, first), plain, ahead, device, 0)
+        here = replace(plain, ahead_batches=0)
+        number, wanted, trouble, left = first, None, "", True
+        expected = iter(foreseen)
         try:
-            for number, batch, indices in items:
-                wanted = next(draws, None)
+            for _ in range(self._begin_here if plan.name == "processes" else 0):
+                wanted, _ = next(draws, None), next(expected, None)
                 if wanted is None:
-                    break
-                batch, trouble = source.checked(number, batch, wanted, device)
-                if trouble and batch is None:
-                    break
+                    left = False
+                    return
                 now.note(wanted)
+                made = self._inline(iter([wanted]), number)
                 wanted = None
-                yield number, batch, indices
-                del batch
+                yield from self._placed(made, here, ahead, device, 0)
                 number += 1
-                if trouble:
-                    break
+            source = self._sought(plan)
+            items = self._placed(source.batches(expected, number), plain, ahead, device, 0)
+            try:
+                for number, batch, indices in items:
+                    wanted = next(draws, None)
+                    if wanted is None:
+                        break
+                    batch, trouble = source.checked(number, batch, wanted, device)
+                    if trouble and batch is None:
+                        break
+                    now.note(wanted)
+                    wanted = None
+                    yield number, batch, indices
+                    del batch
+                    number += 1
+                    if trouble:
+                        break
+            finally:
+                items.close()
+                source.close()
+            trouble = trouble or source.trouble
+            if trouble:
+                self._change(device, plan, trouble)
+            rest = self._inline(Direct(draws, now, wanted).batches(0, number), number)
+            yield from self._placed(rest, here, ahead, device, 0)
+            left = False
         finally:
-            items.close()
-            source.close()
-        trouble = trouble or source.trouble
-        if trouble:
-            self._change(device, plan, trouble)
-        rest = self._inline(Direct(draws, now, wanted).batches(0, number), number)
-        yield from self._placed(rest, replace(plain, ahead_batches=0), ahead, device, 0)
+            given = number - first + 1
+            self._begin_here = 2 * given if left and given <= _FEW else 0
+
+    def _sought(self, plan: Plan) -> Sought:
+        if plan.name == "gather" and self._planner.table is not None:
+            return TableAhead(self._planner.table, plan)
+        return made_ahead(self._maker, self._options, plan)
 
     def _change(self, device: Device, plan: Plan, trouble: str) -> Plan:
         _log.info("feed: inline from here on: %s", trouble)

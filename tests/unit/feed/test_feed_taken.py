@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -32,7 +33,7 @@ from torch.utils.data import (
 )
 
 from hasten.errors import DataError, UsageError
-from hasten.feed import Loader, faithful, foresight, randomness
+from hasten.feed import Loader, faithful, foresight, randomness, takeover
 from hasten.feed.asgiven import AsGiven, Tried
 
 
@@ -566,6 +567,34 @@ def test_what_is_foreseen_stays_as_it_is_planned(
         list(loader)
         assert loader.plan.name == "processes"
     assert set(here) <= {0, 1, 10}, "these alone are made here too, to be compared"
+
+
+def test_epochs_that_are_left_early_start_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`next(iter(loader))`, again and again, took ten times as long as with a DataLoader."""
+    started = []
+    make = takeover.made_ahead
+
+    def noted(*arguments: Any) -> Any:
+        started.append(len(started))
+        return make(*arguments)
+
+    monkeypatch.setattr(takeover, "made_ahead", noted)
+
+    def play(batches: Any) -> list[Any]:
+        seen = [next(iter(batches)) for _ in range(5)]
+        seen += [batch for _ in range(4) for batch in itertools.islice(batches, 4)]
+        seen += [torch.rand(1), *batches, torch.rand(1)]
+        seen += [*itertools.islice(batches, 2), *batches, *batches]
+        return seen
+
+    _seed()
+    expected = play(_make("still", "shuffled"))
+    _seed()
+    with Loader.from_dataloader(_make("still", "shuffled"), plan="processes") as loader:
+        assert same(play(loader), expected)
+        assert loader.plan.name == "processes"
+    # The first time of each kind, the whole epoch, and one that is left after whole ones.
+    assert len(started) == 5
 
 
 @pytest.mark.parametrize(
