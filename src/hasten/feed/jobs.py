@@ -112,6 +112,15 @@ class Jobs:
                 return
             self.add(number, indices, job_of(number, indices))
 
+    def drop(self) -> None:
+        """Take what is under way, of an epoch that was left, and drop it.
+
+        Raises:
+            DataError: see `next`.
+        """
+        while self._waiting:
+            self.next()
+
     def next(self) -> tuple[Any, Any]:
         """(indices, reply) of the oldest batch.
 

@@ -46,6 +46,7 @@ class Processes:
         self._report = report
         self._each = max(1, plan.prefetch_batches // plan.workers)
         self._lasting: Pool | None = None
+        self._behind: Jobs | None = None  # of the lasting workers: of an epoch that was left
         self._taking = threading.Lock()
         self._content: bytes | None = None  # of the data set that the lasting workers have
 
@@ -55,10 +56,14 @@ class Processes:
             self.close()
         with self._taking:  # another thread may begin an iteration of its own
             lasting, self._lasting = self._lasting, None
+            behind, self._behind = self._behind, None
         pool = lasting or self._started(epoch)
         whole = passed_on = False
+        jobs: Jobs | None = None
         try:
             if lasting is not None:
+                if behind is not None:
+                    behind.drop()
                 with _sent(self._options.dataset):
                     pool.resize(self._plan.workers, self._each)
             if self._order is None:
@@ -67,15 +72,18 @@ class Processes:
                 # Workers that are there already need no longer for their first batch than the loop.
                 head = min(1, self._plan.head_batches) if lasting else self._plan.head_batches
                 run = self._order.current
-                yield from self._made(pool, self._order, epoch, first, head)
+                jobs = self._jobs(pool)
+                yield from self._made(jobs, self._order, epoch, first, head)
                 passed_on = run.passed_on
             whole = True
+        except GeneratorExit:  # a `break`: what is under way is dropped when the next epoch begins
+            whole = jobs is not None and bool(self._options.persistent_workers)
+            raise
         finally:
-            # One that was left in the middle has jobs that are of no use any more; where another
-            # iteration, at the same time, has kept its own, one is enough.
+            # Where another iteration, at the same time, has kept its own, one is enough.
             kept = self._options.persistent_workers or self._content is not None or passed_on
             if whole and kept and self._lasting is None:
-                self._lasting = pool
+                self._lasting, self._behind = pool, jobs
             else:
                 pool.close()
 
@@ -84,13 +92,14 @@ class Processes:
         if other._plan.kept == self._plan.kept and other._plan.niceness == self._plan.niceness:
             with other._taking:
                 self._lasting, other._lasting = other._lasting, None
+                self._behind, other._behind = other._behind, None
             self._content = other._content
 
     def close(self) -> None:
         """See `Source`."""
         if self._lasting is not None:
             self._lasting.close()
-            self._lasting = None
+            self._lasting = self._behind = None
 
     def __del__(self) -> None:
         self.close()
@@ -130,16 +139,18 @@ class Processes:
                 yield item
                 del item
 
-    def _made(
-        self, pool: Pool, order: Order, epoch: int, first: int, heading: int
-    ) -> Generator[Item, None, None]:
-        jobs = Jobs(
+    def _jobs(self, pool: Pool) -> Jobs:
+        return Jobs(
             pool,
             self._each,
             self._options.timeout,
             bound=Bound(self._plan.prefetch_bytes, self._plan.batch_bytes),
             alone=(lambda job, index: (job[0], job[1], [index])) if self._maker.batched else None,
         )
+
+    def _made(
+        self, jobs: Jobs, order: Order, epoch: int, first: int, heading: int
+    ) -> Generator[Item, None, None]:
         numbered = enumerate(order.batches(epoch, first), first)
         head = list(islice(numbered, heading))
         jobs.fill(numbered, lambda number, indices: (epoch, number, indices))

@@ -104,6 +104,15 @@ def test_all_of_them_at_once_before_the_first_batch_is_asked_for_and_after_the_l
         assert same(list(loader), expected)
 
 
+def test_after_an_epoch_that_was_left() -> None:
+    expected = _expected("map")
+    with Loader(DATASETS["map"], 2, num_workers=2, seed=3, persistent_workers=True) as loader:
+        next(iter(loader))
+        _kill(0)
+        loader.set_epoch(0)
+        assert same(list(loader), expected)
+
+
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGUSR1"])
 def test_it_is_told_with_the_signal_and_the_likely_cause(
     how: str, caplog: pytest.LogCaptureFixture

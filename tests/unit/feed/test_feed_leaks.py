@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -108,6 +109,31 @@ def test_persistent_workers_end_with_the_loader() -> None:
     assert len(list(loader)) == 6, "a closed loader can be used again"
     del loader
     gc.collect()
+    assert not _busy()
+
+
+@pytest.mark.parametrize("left", ["break", "error", "dropped"])
+def test_persistent_workers_stay_when_an_epoch_is_left(left: str) -> None:
+    """They were ended, and started again for each epoch."""
+    with Loader(kinds.Plain(), 4, num_workers=2, shuffle=True, persistent_workers=True) as loader:
+        expected = list(loader)
+        workers = {process.pid for process in multiprocessing.active_children()}
+        assert len(workers) == 2
+        for _ in range(3):
+            loader.set_epoch(0)
+            if left == "dropped":
+                next(iter(loader))
+            else:
+                with contextlib.suppress(ZeroDivisionError):
+                    for _batch in loader:
+                        if left == "break":
+                            break
+                        raise ZeroDivisionError
+            gc.collect()
+        loader.set_epoch(0)
+        assert kinds.same(list(loader), expected)
+        assert {process.pid for process in multiprocessing.active_children()} == workers
+        next(iter(loader))
     assert not _busy()
 
 
