@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,6 +101,12 @@ class Options:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise UsageError(f"{name} is {value!r}; it must be a function, or left out")
+        if self.device_transform is not None and not _takes_two(self.device_transform):
+            raise UsageError(
+                f"device_transform is {self.device_transform!r}, which does not take two "
+                "arguments: it is called as f(batch, rng), with the whole batch on the device and "
+                "a SampleRandom for what it draws, and gives the new batch"
+            )
         for name in ("shuffle", "drop_last", "persistent_workers", "in_order"):
             value = getattr(self, name)
             unset = value is None and name in ("shuffle", "persistent_workers")
@@ -218,3 +225,13 @@ class Options:
                 + ("it needs workers" if has_workers else "it has none")
                 + '; leave one of the two out ("auto")'
             )
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:  # one of C that does not say what it takes
+        return True
+    except TypeError:
+        return False
+    return True

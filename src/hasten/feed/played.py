@@ -14,7 +14,7 @@ from hasten.feed import randomness
 from hasten.feed.asgiven import AsGiven
 from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws
-from hasten.feed.inside import bulky, inside, told
+from hasten.feed.inside import Mark, bulky, inside, told
 from hasten.feed.iteration import Epoch
 from hasten.feed.originals import Running, begun
 from hasten.feed.samples import Made
@@ -91,7 +91,8 @@ class Virtual:
             beginning = Beginning(
                 maker.dataset, loader.num_workers, epoch.base, loader.worker_init_fn
             )
-            players.append(_Player(worker, maker, beginning, epoch.after.get(worker)))
+            states = epoch.after.get(worker)
+            players.append(_Player(worker, maker, beginning, states, whole=self._maker))
         return players
 
     def close(self) -> None:
@@ -103,9 +104,17 @@ class _Player:
     """One worker played in this process."""
 
     def __init__(
-        self, worker: int, maker: AsGiven, beginning: Beginning, state: dict[str, Any] | None
+        self,
+        worker: int,
+        maker: AsGiven,
+        beginning: Beginning,
+        state: dict[str, Any] | None,
+        *,
+        whole: AsGiven,
     ) -> None:
+        """`whole`: what `maker` is a copy of."""
         self._maker = maker
+        self._whole = whole.dataset, whole.collate_fn
         self._beginning = beginning
         outside = randomness.save()
         info = torch_worker._worker_info
@@ -126,6 +135,8 @@ class _Player:
             self._beginning.failure.throw()
         outside, threads = randomness.save(), torch.get_num_threads()
         info = torch_worker._worker_info
+        # With classes and variables, which no copy has: a new process has them as they were.
+        around = Mark(*self._whole)
         randomness.restore(self._states)
         torch_worker._worker_info = self._beginning.info  # type: ignore[assignment]
         torch.set_num_threads(1)
@@ -138,7 +149,7 @@ class _Player:
             randomness.restore(outside)
             torch_worker._worker_info = info
             torch.set_num_threads(threads)
-        if inside(*self._bulk) != self._shared:
+        if inside(*self._bulk) != self._shared or (around.told and around.changed()):
             raise DataError(
                 f"the data set {type(self._maker.dataset).__name__} changes what its workers share "
                 'with plan="inline"; leave the plan to hasten ("auto")'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from feed_datasets import same
@@ -271,3 +272,40 @@ def test_a_failing_sample_leaves_the_generators_as_the_workers_of_a_dataloader_d
         return torch.get_rng_state()
 
     assert torch.equal(after(taken=True), after(taken=False))
+
+
+class Counting(Dataset[Any]):
+    """How often its class was asked, in this process."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        Counting.asked += 1
+        return Counting.asked
+
+
+DRAWS = np.random.default_rng(0)
+
+
+class OfVariable(Counting):
+    def __getitem__(self, index: int) -> Any:
+        return DRAWS.random()
+
+
+@pytest.mark.parametrize("kind", [Counting, OfVariable])
+def test_workers_played_here_share_no_classes_and_variables(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They went on from epoch to epoch, where new worker processes begin as the loop's is."""
+    monkeypatch.setattr(Counting, "asked", 0)
+    played = Loader.from_dataloader(DataLoader(kind(), 4, num_workers=2), plan="inline")
+    with played, pytest.raises(DataError, match="what its workers share"):
+        list(played)
+    expected = [list(DataLoader(kind(), 4, num_workers=2)) for _ in range(2)]
+    with Loader.from_dataloader(DataLoader(kind(), 4, num_workers=2)) as loader:
+        assert [list(map(torch.Tensor.tolist, loader)) for _ in range(2)] == [
+            [batch.tolist() for batch in epoch] for epoch in expected
+        ]
