@@ -21,6 +21,7 @@ _WAITING = 0.10  # share of the time spent waiting from which more is tried
 _LATE = 0.5  # if fewer batches than that had to be waited for, some are late, not all
 _GAIN = 0.97  # a change is kept if a batch takes at most this share of the time before
 _WORTH_S = 0.2  # what is left to gain in an epoch, for a change in the middle of it
+_WAITS = "the loop waited {:.0%} of the time"
 _AGAIN_S = 20.0  # after which it is tried anew what gained nothing; twice as long each time
 
 
@@ -60,6 +61,7 @@ class Watch:
         self._settled = False
         self._settled_s = 0.0
         self._again_s = _AGAIN_S
+        self._waits = ""  # what the plan's reason says of that
         self._reason = self._bare = ""  # of the plan gone back to, with and without what was tried
         self._skip = _FIRST_BATCHES
         self._skip_s = 0.0
@@ -140,8 +142,12 @@ class Watch:
             more = self._moves.deeper(plan) if late < _LATE else None
             # What others take of the cores makes no batch worth handing over: they take it of all.
             more = more or self._moves.larger(plan, computing * (period_s - step_s))
-            said = f"; the loop waited {waiting:.0%} of the time"
-            tried_plan = more and replace(more, reason=more.reason + said)
+            if more is not None:
+                bare, self._waits = (
+                    more.reason.replace(self._waits, ""),
+                    f"; {_WAITS.format(waiting)}",
+                )
+                tried_plan = replace(more, reason=bare + self._waits)
         if tried_plan is None:
             return plan
         same = replace(tried_plan, reason=plan.reason, remedy=plan.remedy)

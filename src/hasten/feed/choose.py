@@ -194,11 +194,13 @@ class Planner:
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
             if cost.free is not None and free > _FREE and have > 1:
                 return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
-        if maker.fetch is None and waits and not cost.draws:
+        lasting = cost.cut or cost.seconds * count >= _START_WORKERS_S
+        # What samples open in a thread here, no worker that is forked later may have.
+        if maker.fetch is None and waits and not cost.draws and not (cost.opens and lasting):
             return sizing.by_threads(1, f"{each}, {_WAITS}")
         if have == 1 and not waits:
             return Plan(name="inline", reason=f"{each}, and one core")
-        if not cost.cut and cost.seconds * count < _START_WORKERS_S:
+        if not lasting:
             whole = duration(cost.seconds * count)
             short = f"{each}, {whole} an epoch: too little to start processes for"
             if maker.fetch is None and (cost.draws or cost.free is None or not self._several):

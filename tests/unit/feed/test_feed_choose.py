@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import feed_datasets as kinds
 import pytest
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, Dataset, SequentialSampler, TensorDataset
 
 from hasten.devices import runtime
 from hasten.feed import Loader, Plan
@@ -116,6 +119,37 @@ def test_an_epoch_too_short_for_workers_may_have_threads(
     plan = planned(short, monkeypatch)
     assert plan.name == name and "200 ms an epoch: too little to start processes for" in str(plan)
     assert ("hold the interpreter's lock" in str(plan)) == (free == 0.1)
+
+
+class Database(Dataset[Any]):
+    """Opens a connection in the first sample, as each worker is to have one of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.connection: sqlite3.Connection | None = None
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        if self.connection is None:
+            self.connection = sqlite3.connect(self.path)
+        (value,) = self.connection.execute("select ?", (index,)).fetchone()
+        time.sleep(0.002)
+        return value, os.getpid()
+
+
+def test_what_waits_and_opens_a_connection_is_made_by_processes_from_the_start(
+    tmp_path: Path,
+) -> None:
+    """A thread here would open it, and workers could never be forked: four times as slow."""
+    dataset = Database(tmp_path / "it.db")
+    with Loader(dataset, 16) as loader:
+        assert (loader.plan.name, loader.plan.head_batches) == ("processes", 0)
+        batches = list(loader)
+    assert torch.cat([values for values, _ in batches]).tolist() == list(range(1000))
+    assert os.getpid() not in {int(pid) for _, pids in batches for pid in pids}
+    assert dataset.connection is None
 
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
