@@ -24,7 +24,7 @@ from hasten.feed.asgiven import AsGiven, AsGivenWork, Trial, Tried
 from hasten.feed.compare import identical
 from hasten.feed.draws import LateOrder
 from hasten.feed.forking import fork_is_there, no_workers_here, refuse_workers_here
-from hasten.feed.inside import Mark
+from hasten.feed.inside import Mark, alive
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.measure import workers_for
 from hasten.feed.openfiles import SHARED, unshareable
@@ -54,6 +54,7 @@ _CACHES = (
     "its samples are kept for when they are asked for again (a cache), which processes that begin "
     "anew in each epoch would not have"
 )
+_ALIVE = "the data set holds a generator or iterator under way, which cannot be watched"
 _COMPARED = frozenset({0, 1, 10, 100, 1_000, 10_000, 100_000})
 
 
@@ -211,6 +212,8 @@ def made_ahead(maker: AsGiven, options: Options, plan: Plan) -> Sought:
     Raises:
         UsageError: there is none, and they were asked for.
     """
+    if alive(maker.dataset, maker.collate_fn):  # asked for by name, without a trial
+        return NoneAhead(_ALIVE)
     try:
         return MadeAhead(maker, options, plan)
     except UsageError as error:
@@ -270,7 +273,7 @@ def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -
     if trouble:
         return _inline(trouble)
     if found.unseen:
-        return _inline("the data set holds a running generator, which cannot be watched")
+        return _inline(_ALIVE)
     if found.caches:
         return _inline(_CACHES)
     each = f"{duration(found.batch_s / size)} a sample"

@@ -32,6 +32,9 @@ _LARGE_BYTES = 1 << 18
 _SHORTEST, _LONGEST = 8, 1 << 12  # batches by one thread, after several have waited
 _TRUSTED = 64  # batches by several that went well, after which that is halved
 _SLOWER = 2.0  # a copy by several threads that takes so much longer than by one has waited
+# Threads that had nothing to do for so long sleep, and take up to so long to wake: no wait for a
+# core. Counted as that, each trial after some batches by one thread failed, for minutes on end.
+_AWAKE_S, _WAKING_S = 0.005, 0.0005
 
 Report = Callable[[Any, str], None]
 """Called with (index, message) for each skipped sample."""
@@ -74,6 +77,7 @@ class Gather:
         self._clock = clock
         self._unchecked = maker
         self._alone_s = 0.0  # what one thread takes for a batch
+        self._together_s = 0.0  # when several threads have last made one
         self._rest = 0  # batches that one thread still makes
         self._stay = _SHORTEST  # batches that it makes after the next time that several wait
         self._good = 0
@@ -130,8 +134,11 @@ class Gather:
                 return
             together = self._alone_s > 0 and self._rest == 0
             begin = clock()
+            woken = together and begin - self._together_s > _AWAKE_S
             batch = table.batch_in_parallel(indices) if together else table.batch(indices)
-            took_s = clock() - begin
+            ended = clock()
+            took_s = ended - begin - (_WAKING_S if woken else 0.0)
+            self._together_s = ended if together else self._together_s
             yield number, batch, indices
             del batch
             if not together:

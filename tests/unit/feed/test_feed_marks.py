@@ -275,6 +275,24 @@ def test_iterators_that_do_not_tell_how_far_they_are_are_alive(live: Any) -> Non
     assert not alive(Numbers(itertools.count()), io.BytesIO())
 
 
+class Reading(Numbers):
+    """Each sample is the next of an iterator, whatever the index."""
+
+    def __getitem__(self, index: int) -> Any:
+        return next(self.x)
+
+
+@pytest.mark.parametrize("make", [itertools.cycle, iter])
+@pytest.mark.parametrize("size", [4, None])
+def test_a_data_set_that_reads_an_iterator_is_not_made_ahead(make: Any, size: Any) -> None:
+    """Worker processes had read on in copies of it when that was noticed."""
+    here, there = (Reading(make(range(2 * COUNT))) for _ in range(2))
+    expected = [list(DataLoader(here, size)) for _ in range(2)]
+    with Loader.from_dataloader(DataLoader(there, size), plan="processes") as loader:
+        assert same([list(loader) for _ in range(2)], expected)
+        assert loader.plan.name == "inline"
+
+
 # What is kept for when it is asked for again -----------------------------------------------------
 
 

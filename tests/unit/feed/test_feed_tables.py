@@ -125,6 +125,37 @@ def test_large_batches_are_copied_in_parallel_only_while_that_is_faster(
     assert used == ["alone", *["parallel"] * 5, *waits][:64]
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.01])
+def test_threads_that_slept_are_given_time_to_wake(
+    pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken to wait for a core, after each while in which one thread had copied."""
+    dataset = TensorDataset(torch.arange(64 * 70_000, dtype=torch.int32).reshape(64, -1))
+    table = recognise(dataset, None)
+    assert table is not None
+    now, used, asleep = [0.0], [], [True]
+
+    def slow(name: str, cost_s: float, function: Any) -> Any:
+        def timed(indices: Any) -> Any:
+            used.append(name)
+            now[0] += cost_s + (0.0003 if name == "parallel" and asleep[0] else 0.0)
+            return function(indices)
+
+        return timed
+
+    monkeypatch.setattr(table, "batch", slow("alone", 1e-4, table.batch))
+    together = slow("parallel", 6e-5, table.batch_in_parallel)
+    monkeypatch.setattr(table, "batch_in_parallel", together)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    order = OwnOrder(dataset, 4, shuffle=True, drop_last=False, seed=0)
+    source = Gather(table, order, pin=False, clock=lambda: now[0])
+    now[0] += 1.0
+    for _ in source.batches(0, 0):
+        asleep[0] = pause_s > 0 or not used
+        now[0] += pause_s
+    assert used == ["alone", *["parallel"] * 15]
+
+
 @pytest.fixture
 def pinning(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Page-locked memory where there is no accelerator: ordinary memory, counted."""
