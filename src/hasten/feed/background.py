@@ -189,7 +189,7 @@ class _Thread:
 
 def _drawn(moved: frozenset[str]) -> str:
     """Why samples cannot be made in the thread, where these generators have moved."""
-    return f"{' and '.join(sorted(moved))} random numbers are drawn meanwhile"
+    return f"numbers of {' and '.join(sorted(moved))} are drawn meanwhile"
 
 
 class _DrawError(RuntimeError):
