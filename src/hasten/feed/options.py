@@ -229,7 +229,8 @@ class Options:
 
 def _takes_two(function: Any) -> bool:
     try:
-        inspect.signature(function).bind(None, None)
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        inspect.signature(called).bind(None, None)
     except ValueError:  # one of C that does not say what it takes
         return True
     except TypeError:

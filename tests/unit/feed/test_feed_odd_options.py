@@ -36,6 +36,7 @@ def given(loader: Any) -> list[list[int]]:
         ({"worker_init_fn": 5}, "worker_init_fn is 5"),
         ({"device_transform": 5}, "device_transform is 5"),
         ({"device_transform": lambda batch: batch}, r"called as f\(batch, rng\)"),
+        ({"device_transform": torch.nn.Flatten()}, r"called as f\(batch, rng\)"),
         ({"generator": 5}, "must be a torch.Generator"),
         ({"num_workers": 1, "multiprocessing_context": "x"}, "this system has .*spawn"),
         ({"shuffle": "no"}, "shuffle is 'no'"),
