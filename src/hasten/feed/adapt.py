@@ -21,7 +21,6 @@ _WAITING = 0.10  # share of the time spent waiting from which more is tried
 _LATE = 0.5  # if fewer batches than that had to be waited for, some are late, not all
 _GAIN = 0.97  # a change is kept if a batch takes at most this share of the time before
 _WORTH_S = 0.2  # what is left to gain in an epoch, for a change in the middle of it
-_WAITS = "the loop waited {:.0%} of the time"
 _AGAIN_S = 20.0  # after which it is tried anew what gained nothing; twice as long each time
 
 
@@ -143,10 +142,8 @@ class Watch:
             # What others take of the cores makes no batch worth handing over: they take it of all.
             more = more or self._moves.larger(plan, computing * (period_s - step_s))
             if more is not None:
-                bare, self._waits = (
-                    more.reason.replace(self._waits, ""),
-                    f"; {_WAITS.format(waiting)}",
-                )
+                bare = more.reason.replace(self._waits, "")
+                self._waits = f"; the loop waited {waiting:.0%} of the time"
                 tried_plan = replace(more, reason=bare + self._waits)
         if tried_plan is None:
             return plan

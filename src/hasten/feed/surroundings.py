@@ -108,7 +108,7 @@ def functions_in(kind: type) -> Iterator[Any]:
 
 def variables_of(function: Any) -> Iterator[Any]:
     """The variables of its module that its code names."""
-    function = inspect.unwrap(function, stop=lambda item: not isinstance(item, _CACHING))
+    function = _uncached(function)
     if isinstance(function, types.FunctionType):
         known = function.__globals__
         yield from (known[name] for name in _names(function.__code__)[0] if name in known)
@@ -117,7 +117,7 @@ def variables_of(function: Any) -> Iterator[Any]:
 def changeable(function: Any) -> Iterator[Any]:
     """Variables that a person's code names, of its module or of others that a person wrote: what a
     loop may give another value. Nothing of code of libraries, which fill tables of theirs."""
-    function = inspect.unwrap(function, stop=lambda item: not isinstance(item, _CACHING))
+    function = _uncached(function)
     if not isinstance(function, types.FunctionType) or _of_library(function.__module__):
         return
     for value in variables_of(function):
@@ -127,6 +127,11 @@ def changeable(function: Any) -> Iterator[Any]:
                 yield from (known[n] for n in _names(function.__code__)[1] if n in known)
         elif not (isinstance(value, (*_CALLED, type)) and _of_library(value.__module__)):
             yield value
+
+
+def _uncached(function: Any) -> Any:
+    """What a caching function calls."""
+    return inspect.unwrap(function, stop=lambda item: not isinstance(item, _CACHING))
 
 
 @functools.cache

@@ -98,6 +98,16 @@ def original_of(loader: Any) -> Any | None:
     return loader if isinstance(loader, DataLoader) else getattr(feeds, "original", None)
 
 
+def told_epochs(loader: Any) -> dict[str, Any]:
+    """A loader and its samplers, as far as they want to know which epoch begins, by their names."""
+    parts = {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
+    return {
+        name: part
+        for name, part in {"loader": loader, **parts}.items()
+        if callable(getattr(part, "set_epoch", None))
+    }
+
+
 class TakenOrder(LateOrder):
     """The order of a DataLoader, as its samplers draw it, and the position in an epoch.
 
@@ -349,7 +359,5 @@ class TakenOrder(LateOrder):
             self._resume.pop("global", None)
             self._stateful.put_back(self._resume)  # now, as they are told another epoch
             self._resume.pop(STATES, None)
-        for told in (loader, loader.sampler, loader.batch_sampler):
-            tell = getattr(told, "set_epoch", None)
-            if callable(tell):
-                tell(epoch)
+        for told in told_epochs(loader).values():
+            told.set_epoch(epoch)

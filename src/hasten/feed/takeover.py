@@ -219,7 +219,15 @@ class TakenFeeds:
         """Without workers: what is made ahead is given where it is what would be made now."""
         checked = self._checked(now, draws, foreseen, plan, device, ahead, first)
         after = replace(plan, pinned=False, copied=False, ahead_batches=0)
-        yield from self._placed(checked, after, ahead, device, epoch)
+        given, left = 0, True
+        try:
+            for item in self._placed(checked, after, ahead, device, epoch):
+                given += 1
+                yield item
+                del item
+            left = False
+        finally:
+            self._begin_here = 2 * given if left and given <= _FEW else 0
         self._order.end(now)
 
     def _checked(
@@ -234,48 +242,42 @@ class TakenFeeds:
     ) -> Items:
         plain = replace(plan, transformed=False)
         here = replace(plain, ahead_batches=0)
-        number, wanted, trouble, left = first, None, "", True
+        number, wanted, trouble = first, None, ""
         expected = iter(foreseen)
+        for _ in range(self._begin_here if plan.name == "processes" else 0):
+            wanted, _ = next(draws, None), next(expected, None)
+            if wanted is None:
+                return
+            now.note(wanted)
+            made = self._inline(iter([wanted]), number)
+            wanted = None
+            yield from self._placed(made, here, ahead, device, 0)
+            number += 1
+        source = self._sought(plan)
+        items = self._placed(source.batches(expected, number), plain, ahead, device, 0)
         try:
-            for _ in range(self._begin_here if plan.name == "processes" else 0):
-                wanted, _ = next(draws, None), next(expected, None)
+            for number, batch, indices in items:
+                wanted = next(draws, None)
                 if wanted is None:
-                    left = False
-                    return
+                    break
+                batch, trouble = source.checked(number, batch, wanted, device)
+                if trouble and batch is None:
+                    break
                 now.note(wanted)
-                made = self._inline(iter([wanted]), number)
                 wanted = None
-                yield from self._placed(made, here, ahead, device, 0)
+                yield number, batch, indices
+                del batch
                 number += 1
-            source = self._sought(plan)
-            items = self._placed(source.batches(expected, number), plain, ahead, device, 0)
-            try:
-                for number, batch, indices in items:
-                    wanted = next(draws, None)
-                    if wanted is None:
-                        break
-                    batch, trouble = source.checked(number, batch, wanted, device)
-                    if trouble and batch is None:
-                        break
-                    now.note(wanted)
-                    wanted = None
-                    yield number, batch, indices
-                    del batch
-                    number += 1
-                    if trouble:
-                        break
-            finally:
-                items.close()
-                source.close()
-            trouble = trouble or source.trouble
-            if trouble:
-                self._change(device, plan, trouble)
-            rest = self._inline(Direct(draws, now, wanted).batches(0, number), number)
-            yield from self._placed(rest, here, ahead, device, 0)
-            left = False
+                if trouble:
+                    break
         finally:
-            given = number - first + 1
-            self._begin_here = 2 * given if left and given <= _FEW else 0
+            items.close()
+            source.close()
+        trouble = trouble or source.trouble
+        if trouble:
+            self._change(device, plan, trouble)
+        rest = self._inline(Direct(draws, now, wanted).batches(0, number), number)
+        yield from self._placed(rest, here, ahead, device, 0)
 
     def _sought(self, plan: Plan) -> Sought:
         if plan.name == "gather" and self._planner.table is not None:

@@ -149,9 +149,8 @@ class Loops:
 
     def ended(self, source: Source, *, left: bool) -> None:
         """The loop over a loader came to its end, or was left before."""
-        self._settle(
-            source, _LEFT if left else _READ
-        )  # now: its loader may be gone when it is saved
+        # Now, as its loader may be gone when it is saved.
+        self._settle(source, _LEFT if left else _READ)
         _ = source.plan  # as well
 
     def _settle(self, source: Source, ended: str = "") -> None:

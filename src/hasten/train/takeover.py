@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from hasten.feed import Loader, Plan
 from hasten.feed.parts import Parts
-from hasten.feed.taken import left_as_it_is
+from hasten.feed.taken import left_as_it_is, told_epochs
 from hasten.feed.telling import silence
 
 
@@ -72,7 +72,7 @@ class Told:
 
     def look(self, loader: Any) -> None:
         """See what the loop has told them, before anything else is."""
-        for name, told in _tellable(loader):
+        for name, told in self._samplers(loader):
             epoch = getattr(told, "epoch", None)
             if type(epoch) is int and epoch != self._epochs.get(name, 0):
                 self._by_loop.add(name)
@@ -80,7 +80,7 @@ class Told:
 
     def tell(self, loader: Any, epoch: int, *, fed: bool) -> None:
         """Tell them, if the feed has not; and again what the loop told them."""
-        for name, told in _tellable(loader):
+        for name, told in self._samplers(loader):
             if name in self._by_loop:
                 told.set_epoch(self._epochs[name])
                 continue
@@ -88,9 +88,8 @@ class Told:
                 told.set_epoch(epoch)
             self._epochs[name] = getattr(told, "epoch", None)
 
-
-def _tellable(loader: Any) -> Iterator[tuple[str, Any]]:
-    for name in ("", "sampler", "batch_sampler"):
-        told = getattr(loader, name, None) if name else loader
-        if callable(getattr(told, "set_epoch", None)) and not isinstance(told, Loader):
-            yield name, told
+    def _samplers(self, loader: Any) -> Iterator[tuple[str, Any]]:
+        """A Loader is told itself by who feeds from it."""
+        for name, told in told_epochs(loader).items():
+            if not isinstance(told, Loader):
+                yield name, told
