@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ _TRIAL_BATCHES = 3
 _PATIENCE_S = 0.9  # a trial that has not ended by then is ended
 # To compare what the data set holds, in the loop's thread: of what a batch takes, or seconds.
 _WATCHED, _WATCHED_S = 0.05, 0.0005
+_WATCHINGS = 3  # of which the quickest counts: others may have had the core
 _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of that
 # What an epoch's samples must cost for worker processes to pay. To start them and to compare the
 # first batches takes some 0.2 s of each: on two cores, 0.8 s of samples gained beside one step of
@@ -236,9 +237,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     mark = Mark(maker.dataset, maker.collate_fn)
     if not mark.told:
         return _inline("what the data set holds cannot be watched for changes, or is too much")
-    begin = time.perf_counter()
-    mark.changed()
-    watched_s = time.perf_counter() - begin
+    watched_s = min(_took_s(mark.changed) for _ in range(_WATCHINGS))
     del mark
     connected = unshareable(maker.dataset, maker.collate_fn)
     if connected:
@@ -317,6 +316,12 @@ def _unfit(moved: frozenset[str], changed: bool) -> str:
             "reads on in an open file"
         )
     return ""
+
+
+def _took_s(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
 
 
 def _inline(reason: str, remedy: Remedy = "own loader") -> Plan:

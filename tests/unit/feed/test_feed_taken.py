@@ -914,3 +914,21 @@ def test_a_worker_whose_data_set_had_changed_cannot_be_replaced() -> None:
         child.join()
         with pytest.raises(DataError, match="a generator, a counter or a cache of its own"):
             list(batches)
+
+
+def test_a_look_that_others_delayed_is_no_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine one look of several took long, and nothing was made ahead."""
+    monkeypatch.setattr(foresight, "_START_WORKERS_S", 0.1)
+    looks: list[int] = []
+    changed = foresight.Mark.changed
+
+    def delayed(self: Any) -> bool:
+        looks.append(0)
+        if len(looks) == 1:
+            time.sleep(0.1)
+        return changed(self)
+
+    monkeypatch.setattr(foresight.Mark, "changed", delayed)
+    plan = Loader.from_dataloader(DataLoader(Waiting(), 4)).plan
+    assert "to see before each batch" not in plan.reason
+    assert len(looks) > 1
