@@ -21,6 +21,7 @@ from hasten.feed.sources import Item
 Clock = Callable[[], float]
 
 _HELD = 4  # host batches kept alive for copies under way, before the host waits for one
+_MARKS = 16  # events of the loop's stream, at most, for the bytes that a plan allows
 
 
 @dataclass(slots=True)
@@ -38,11 +39,56 @@ def _given(copied: list[_Copied]) -> _Copied:
     return copied.pop()  # held by nobody else then
 
 
+class _InUse:
+    """Batches that the loop has had, and the device may not be done with: it computes late, and
+    until then the allocator gives the memory of none of them to another.
+
+    Without a bound they would be as many as the steps that the host is ahead of the device. They
+    are marked by events of the loop's stream, one for each part of the bytes that are allowed.
+    """
+
+    def __init__(self, on: Any, device: torch.device, most_bytes: int) -> None:
+        self._on = on
+        self._device = device
+        self._most_bytes = most_bytes
+        self._marks: deque[tuple[Any, int]] = deque()
+        self._bytes = 0  # of all that are marked
+        self._unmarked_bytes = 0
+
+    def add(self, size: int) -> None:
+        """A batch of so many bytes, for which the loop has queued what it does with it."""
+        self._unmarked_bytes += size
+        if self._unmarked_bytes * _MARKS < self._most_bytes:
+            return
+        event = self._on.event(self._device)
+        event.record(self._on.current_stream(self._device))
+        self._marks.append((event, self._unmarked_bytes))
+        self._bytes += self._unmarked_bytes
+        self._unmarked_bytes = 0
+
+    def make_room(self, more_bytes: int) -> None:
+        """Have the host wait for the device until there is room for so many more bytes.
+
+        Not for the last mark: the device is to have a batch to compute with while one is copied.
+        """
+        while self._marks:
+            event, size = self._marks[0]
+            if not event.query():
+                wanted = self._bytes + self._unmarked_bytes + more_bytes
+                if wanted <= self._most_bytes or len(self._marks) == 1:
+                    return
+                event.synchronize()
+            self._marks.popleft()
+            self._bytes -= size
+
+
 class Ahead:
     """Copies batches to a device on a stream of their own while the loop computes.
 
-    Depth is bounded in batches (`plan.ahead_batches`) and bytes. Each batch has an event: the
-    loop's stream waits for it, the host does not. The memory of a batch is used by two streams,
+    Depth is bounded in batches (`plan.ahead_batches`) and bytes, with those in it that the loop has
+    had and the device still computes with. Each batch has an event: the loop's stream waits for it,
+    the host does not (but for the device to be done with a batch, where it is so far behind that
+    there would be more bytes). The memory of a batch is used by two streams,
     so each tensor is recorded on the loop's (the allocator keeps it until that is done with it),
     and the host's tensors are held until their copy has run. A batch that is moved by a `to` of
     its own and cannot be looked into has neither: it is copied when the loop asks for it, on the
@@ -141,11 +187,12 @@ class Ahead:
         thread: ThreadPoolExecutor | None,
     ) -> Generator[Item, None, None]:
         ready: deque[tuple[int, Any, int, Callable[[], _Copied]]] = deque()
-        waiting_bytes = 0
+        in_use = _InUse(self._on, self._device, plan.ahead_bytes)
+        waiting_bytes = largest = 0
         more = True
         while True:
             while more and len(ready) < plan.ahead_batches:
-                if ready and waiting_bytes >= plan.ahead_bytes:
+                if ready and waiting_bytes + largest > plan.ahead_bytes:
                     break
                 item = next(items, None)
                 if item is None:
@@ -154,6 +201,8 @@ class Ahead:
                 number, host, indices = item
                 del item
                 size = held_in(host).bytes
+                largest = max(largest, size)
+                in_use.make_room(waiting_bytes + size)
                 copied: Callable[[], _Copied]
                 if thread is None:
                     begin = self._clock()
@@ -174,6 +223,7 @@ class Ahead:
             del copied
             yield number, batch, indices
             del batch  # else the loop's batch lives on while the next one is made
+            in_use.add(size)
 
     def _pinned_and_copied(self, host: Any, side: Any, held: deque[tuple[Any, Any]]) -> _Copied:
         return self._copied(pin(host), side, held)

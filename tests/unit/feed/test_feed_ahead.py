@@ -227,6 +227,53 @@ def test_bytes_bound_the_batches_ahead(on: FakeRuntime) -> None:
     batches.close()
 
 
+@pytest.mark.parametrize(("bytes_", "ahead"), [(31, 1), (32, 2), (1 << 30, 2)])
+def test_bytes_bound_them_before_they_are_exceeded(
+    on: FakeRuntime, bytes_: int, ahead: int
+) -> None:
+    plan = replace(PLAN, ahead_bytes=bytes_)
+    made: list[int] = []
+    batches = Ahead(DEVICE, on=on, move=on.move).place(host_items(9, made), plan)
+    for number in range(4):
+        next(batches)
+        assert len(made) == number + ahead, "each has 16 bytes"
+    batches.close()
+
+
+@pytest.mark.parametrize(("batches", "behind"), [(6, 6), (3, 3), (1, 2), (0.5, 2), (1000, 40)])
+def test_batches_that_the_device_still_computes_with_are_bounded_too(
+    on: FakeRuntime, batches: float, behind: int
+) -> None:
+    """Their memory goes to nobody else until it is done with them, and the host may be far ahead:
+    this device computes only where something waits for it."""
+    seen: list[float] = []
+    most = 0
+    plan = replace(PLAN, ahead_bytes=int(16 * batches))
+    placed = Ahead(DEVICE, on=on, move=on.move).place(host_items(40, []), plan)
+    for given, _ in enumerate(consume(on, placed, seen), 1):
+        most = max(most, given - len(seen))
+    assert most == behind
+    on.main.run_until(None)
+    assert seen == [float(number) for number in range(40)]
+
+
+def test_small_batches_are_marked_seldom(on: FakeRuntime) -> None:
+    """Each mark costs the host some microseconds, and many of them are in a GiB."""
+    marks: list[FakeEvent] = []
+
+    class Counted(FakeEvent):
+        def record(self, stream: FakeStream) -> None:
+            super().record(stream)
+            if stream is on.main:
+                marks.append(self)
+
+    on.event = lambda device: Counted()  # type: ignore[method-assign]
+    plan = replace(PLAN, ahead_bytes=16 * 160)
+    for _ in Ahead(DEVICE, on=on, move=on.move).place(host_items(40, []), plan):
+        pass
+    assert len(marks) == 4, "of ten batches each, a sixteenth of what is allowed"
+
+
 def test_host_batches_held_are_few(on: FakeRuntime) -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
 
