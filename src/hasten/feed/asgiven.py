@@ -10,12 +10,13 @@ from typing import Any
 from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
+from hasten.feed.blame import short
 from hasten.feed.describe import text_of
 from hasten.feed.failure import Failure
 from hasten.feed.handlers import by_a_handler
 from hasten.feed.inside import Inside, Mark, alive, inside, walk
 from hasten.feed.openfiles import OpenFiles
-from hasten.feed.samples import Made, Maker, short
+from hasten.feed.samples import Made, Maker
 from hasten.feed.sources import as_rows
 from hasten.feed.surroundings import kept as kept_by
 from hasten.feed.tables import Table

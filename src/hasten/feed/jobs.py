@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hasten.errors import DataError
+from hasten.feed.blame import short
 from hasten.feed.describe import late
 from hasten.feed.pool import DiedError, LateError, Pool
 from hasten.feed.resting import Rest
-from hasten.feed.samples import short
 
 _log = logging.getLogger("hasten.feed")
 

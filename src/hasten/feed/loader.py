@@ -91,7 +91,8 @@ class Loader(Attributes):
             plan: "auto", "resident", "gather", "threads", "processes" or "inline".
             seed: of the order and of all randomness in samples; 64 bits.
             device_transform: (batch, SampleRandom) -> batch, on the device after the copy.
-            on_error: "raise", or "skip" to leave out samples that raise, counting them.
+            on_error: "raise", or "skip" to leave out samples that raise, counting them; not of an
+                `IterableDataset`, which cannot be gone on with.
             clock: what plans are measured with, in seconds.
 
         Raises:

@@ -186,6 +186,11 @@ class Options:
                 raise UsageError(f"an IterableDataset has its own order: leave out {name}")
         if self.shuffle:
             raise UsageError("an IterableDataset has its own order: leave out shuffle")
+        if self.on_error == "skip":
+            raise UsageError(
+                "an IterableDataset that has raised cannot be asked for its next sample: leave out "
+                'on_error="skip", and pass over what fails in its __iter__'
+            )
 
     def _check_workers(self) -> None:
         workers = self.num_workers

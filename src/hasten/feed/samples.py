@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +15,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.describe import (
-    NOTHING_IN_BATCH,
-    describe,
-    device_tensor,
-    on_device,
-    shape_of,
-    text_of,
-    transform_of,
-    unknown_part,
-)
+from hasten.feed.blame import misfit, raised
+from hasten.feed.describe import describe, text_of
 from hasten.feed.failure import Failure
 from hasten.feed.fetching import fetch_of, many_of, takes_out
 from hasten.feed.handlers import by_a_handler
@@ -226,16 +217,12 @@ class Maker:
         name = f"sample {index!r}" + (f" ({where})" if where else "")
         if isinstance(error, DataError):
             return f"{name}: {str(error).removeprefix(f'{where}: ')}"
-        transform = transform_of(self.dataset, error)
-        within = f" in its transform {transform}" if transform else ""
-        kind = type(error).__name__
-        text = f"{name} of {type(self.dataset).__name__} raised {kind}{within}: {text_of(error)}"
+        more = ""
         if isinstance(error, IndexError) and isinstance(index, int):
             count = len(self.dataset) if hasattr(self.dataset, "__len__") else None
             if count is not None and index < count:
-                text += f"; its len says {count}, so it should have a sample {index}"
-        frame = _last_frame(error)
-        return text + (f" (at {frame})" if frame else "")
+                more = f"; its len says {count}, so it should have a sample {index}"
+        return raised(name, self.dataset, type(self.dataset).__name__, error, more)
 
     def _collate(self, epoch: int, number: int, samples: list[Any], indices: list[Any]) -> Any:
         if self.uses:
@@ -245,7 +232,7 @@ class Maker:
         except Exception as error:
             if by_a_handler(error):
                 raise
-            raise DataError(self._misfit(samples, indices, error)) from error
+            raise DataError(misfit(samples, indices, self.collate_fn, error)) from error
 
     def _batch_of(self, given: Any) -> Any:
         if not self.default_collate or get_worker_info() is None:
@@ -258,41 +245,6 @@ class Maker:
             # tells.
             with outside_worker():
                 return self.collate_fn(given)
-
-    def _misfit(self, samples: list[Any], indices: Sequence[Any], error: Exception) -> str:
-        device = device_tensor(samples)
-        if device and get_worker_info() is not None:
-            return on_device(device)
-        if not self.default_collate:
-            name = getattr(self.collate_fn, "__name__", type(self.collate_fn).__name__)
-            return (
-                f"collate_fn {name} raised {type(error).__name__}: {text_of(error)} "
-                f"on the samples {short(indices)}"
-            )
-        if not len(samples):
-            return NOTHING_IN_BATCH
-        for index, sample in zip(indices, samples, strict=False):
-            if sample is None:
-                return (
-                    f"the data set gave None for sample {index!r}; return a sample, or raise to "
-                    'have it skipped with on_error="skip"'
-                )
-        first = shape_of(samples[0])
-        for index, sample in zip(indices, samples, strict=False):
-            if shape_of(sample) != first:
-                return (
-                    f"the samples of a batch differ: sample {indices[0]!r} is {first}, sample "
-                    f"{index!r} is {shape_of(sample)}; bring them to one shape, or give a "
-                    "collate_fn that pads them"
-                )
-        unknown = unknown_part(samples[0])
-        if unknown:
-            return (
-                f"sample {indices[0]!r} has {unknown}, of which PyTorch's default collate function "
-                "makes no batch: return tensors, arrays, numbers, text, or dicts and lists of "
-                "those, or give a collate_fn"
-            )
-        return f"the samples {short(indices)} could not be collated: {text_of(error)}"
 
 
 @contextmanager
@@ -310,14 +262,3 @@ def _number(index: Any) -> int:
     if isinstance(index, int):
         return index
     return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest())
-
-
-def _last_frame(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def short(indices: Sequence[Any]) -> str:
-    """The first few indices of a batch, for a message."""
-    text = ", ".join(repr(index) for index in indices[:4])
-    return f"{text}, … ({len(indices)})" if len(indices) > 4 else text

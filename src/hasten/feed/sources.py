@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +13,9 @@ from torch.utils.data import default_collate, default_convert
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.compare import identical
-from hasten.feed.describe import NOTHING_IN_BATCH, text_of
-from hasten.feed.handlers import by_a_handler
+from hasten.feed.describe import NOTHING_IN_BATCH
 from hasten.feed.keys import WORKERS, Indices, mix
+from hasten.feed.one_stream import OneStream
 from hasten.feed.order import Order, OwnOrder
 from hasten.feed.position import check_reached
 from hasten.feed.relay import Relay
@@ -244,58 +243,39 @@ class Stream:
         """See `Source`."""
         outside, inside = randomness.save(), None
         read: Iterator[Item] | None = None
-        number = first
         while True:
             try:
                 if read is None or inside is None:
                     randomness.seed(mix(self._seed, epoch, WORKERS, 0))  # as worker 0 of 1
-                    read = self._read(iter(self._dataset), first)
+                    read = self._read(first)
                 else:
                     randomness.restore(inside)
                 item = next(read, None)
                 inside = randomness.save()
-            except DataError:
-                raise
-            except Exception as error:
-                if by_a_handler(error):
-                    raise
-                raise DataError(
-                    f"the stream {type(self._dataset).__name__} raised {type(error).__name__} "
-                    f"in batch {number}: {text_of(error)}"
-                ) from error
             finally:
                 randomness.restore(outside)
             if item is None:
                 return
             yield item
-            number = item[0] + 1
             del item
             outside = randomness.save()
 
-    def _read(self, source: Iterator[Any], first: int) -> Iterator[Item]:
+    def _read(self, first: int) -> Iterator[Item]:
         """The batches from `first` on; those before are put together only where that may draw."""
         size, number, whole = self._batch_size or 1, 0, True
+        stream = OneStream(self._dataset, f"the stream {type(self._dataset).__name__}")
+        alone = self._batch_size is None
         while whole:
-            samples = list(islice(source, size))
+            samples = stream.next(size)
             whole = len(samples) == size
             if samples and (whole or not self._drop_last):
                 if number >= first:
-                    yield number, self._collated(samples, number), None
+                    yield number, stream.collated(self._collate, samples, alone=alone), None
                 elif self._collate not in (default_collate, default_convert):
-                    self._collated(samples, number)
+                    stream.collated(self._collate, samples, alone=alone)
                 number += 1
+            del samples
         check_reached(first, number, self._dataset)
-
-    def _collated(self, samples: list[Any], number: int) -> Any:
-        try:
-            return self._collate(samples if self._batch_size is not None else samples[0])
-        except Exception as error:
-            if by_a_handler(error):
-                raise
-            raise DataError(
-                f"batch {number} of the stream could not be collated: {type(error).__name__}: "
-                f"{text_of(error)}"
-            ) from error
 
     def close(self) -> None:
         """See `Source`."""

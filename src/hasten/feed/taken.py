@@ -52,6 +52,12 @@ def options_of(loader: Any, *, plan: str, on_error: Any, device_transform: Any) 
             'plan="threads" cannot keep the results of a DataLoader: threads share the generators '
             "that samples draw from; use hasten.Loader with a data set that has fetch(index, key)"
         )
+    as_it_is = left_as_it_is(loader)
+    if on_error == "skip" and as_it_is:
+        raise UsageError(
+            f"this DataLoader is iterated as it is ({as_it_is}), and no sample of it can be left "
+            'out: leave out on_error="skip", and pass over what fails in the data set'
+        )
     stream = isinstance(loader.dataset, IterableDataset)
     own_batches = loader.batch_sampler is not None and loader.batch_size is None
     return Options(

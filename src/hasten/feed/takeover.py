@@ -14,7 +14,7 @@ import torch
 from hasten.errors import DataError
 from hasten.feed import randomness, telling
 from hasten.feed.asgiven import AsGiven
-from hasten.feed.describe import text_of
+from hasten.feed.blame import of_dataloader
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.faithful import Faithful
@@ -162,7 +162,9 @@ class TakenFeeds:
     ) -> Items:
         """Iterating the DataLoader itself."""
         try:
-            yield from self._placed(_numbered(batches, first), plan, ahead, device, epoch)
+            yield from self._placed(
+                _numbered(self.original, batches, first), plan, ahead, device, epoch
+            )
             self._order.end(now)
         finally:
             shut = getattr(batches, "_shutdown_workers", None)
@@ -373,7 +375,7 @@ def _unmoved() -> Iterator[None]:
         randomness.restore(before, randomness.touched(before))
 
 
-def _numbered(batches: Iterator[Any], first: int) -> Items:
+def _numbered(loader: Any, batches: Iterator[Any], first: int) -> Items:
     number = first
     while True:
         try:
@@ -383,9 +385,7 @@ def _numbered(batches: Iterator[Any], first: int) -> Items:
         except Exception as error:
             if by_a_handler(error):
                 raise
-            raise DataError(
-                f"the DataLoader raised {type(error).__name__} at batch {number}: {text_of(error)}"
-            ) from error
+            raise DataError(of_dataloader(loader, number, error)) from error
         yield number, batch, None
         del batch
         number += 1

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
 from hasten.feed import randomness
-from hasten.feed.failure import Failure, said
+from hasten.feed.failure import Failure
 from hasten.feed.keys import WORKERS, mix
+from hasten.feed.one_stream import OneStream
 from hasten.feed.openfiles import OpenFiles
 from hasten.feed.samples import Made, Maker
 
@@ -168,7 +168,7 @@ class StreamWork:
         self._seed = seed
         self._told = told
         self._worker = 0
-        self._samples: Iterator[Any] | None = None
+        self._read: OneStream | None = None
 
     def start(self, worker: int) -> None:
         """See `Work`."""
@@ -184,14 +184,14 @@ class StreamWork:
                 epoch, skip = job
                 if self._seed is not None:
                     randomness.seed(mix(self._seed, epoch, WORKERS, self._worker))
-                self._samples = iter(self._dataset)
+                whose = f"worker {self._worker}'s part of the stream {type(self._dataset).__name__}"
+                self._read = OneStream(self._dataset, whose)
                 for _ in range(skip):
                     self._next()
             piece = self._next()
         except Exception as error:  # noqa: BLE001 - raised again by the loop
-            self._samples = None
-            text = f"the stream failed in a worker process: {said(error)}"
-            return Piece(failure=Failure.of(text, error))
+            self._read = None
+            return Piece(failure=Failure.of_batch(error))
         return piece
 
     def failed(self, job: StreamJob, error: Exception) -> Piece:
@@ -203,15 +203,15 @@ class StreamWork:
         return Piece(failure=Failure.left_by(error))
 
     def _next(self) -> Piece:
-        size = self._batch_size or 1
-        samples = list(islice(self._samples, size)) if self._samples is not None else []
+        size, read = self._batch_size or 1, self._read
+        samples = [] if read is None else read.next(size)
         if len(samples) < size:
-            self._samples = None
+            self._read = None
             if self._drop_last:
                 samples = []
         info = self._beginning.info
         shared = self._told or (info is not None and info.looked_at)
-        if not samples:
+        if read is None or not samples:
             return Piece(ended=True, shared=shared)
-        batch = self._collate(samples if self._batch_size is not None else samples[0])
+        batch = read.collated(self._collate, samples, alone=self._batch_size is None)
         return Piece(batch, len(samples), shared=shared)

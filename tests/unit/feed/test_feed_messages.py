@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 import hasten
-from hasten.errors import DataError
+from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 
 WAYS: dict[str, Callable[..., Loader]] = {
@@ -212,6 +212,127 @@ def test_a_collate_function_that_raises(way: str) -> None:
         list(loader)
 
 
+class StreamOf(IterableDataset[Any]):
+    """Gives what its transform makes of the numbers up to 8."""
+
+    def __init__(self, transform: Callable[[int], Any]) -> None:
+        self.transform = transform
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(9):
+            yield self.transform(number)
+
+
+class Reading(StreamOf):
+    """An iterator of a class of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.transform, range(9))
+
+
+def unreadable(number: int) -> Any:
+    return Path(f"/nowhere/{number}").read_text() if number == 6 else number
+
+
+def unusable(number: int) -> int:
+    if number == 6:
+        raise DataError("broken record")
+    return number
+
+
+def stream_of(transform: Callable[[int], Any], workers: int, *, taken: bool, **more: Any) -> Loader:
+    kind = Reading if transform is unreadable else StreamOf
+    options: Any = {"batch_size": 4, "num_workers": workers, **more}
+    if taken:
+        return Loader.from_dataloader(DataLoader(kind(transform), **options))
+    return Loader(kind(transform), **options)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (Squash(), "sample 5 of {} raised ValueError in its transform Squash: cannot be squashed"),
+        (
+            unreadable,
+            "sample 6 (/nowhere/6) of {} raised FileNotFoundError in its transform unread",
+        ),
+        (unusable, "sample 6 of {}: broken record"),
+        (lambda i: None if i == 6 else i, "{} gave None for sample 6; leave out what is none"),
+        (
+            lambda i: torch.zeros(2 + (i == 6)),
+            "the samples of a batch of {} differ: sample 4 is float32 [2], sample 6 is float32 "
+            "[3]; bring them to one shape, or give a collate_fn that pads them",
+        ),
+        (lambda i: (i, object()), "sample 0 of {} has a object at [1], of which PyTorch's"),
+    ],
+    ids=["transform", "file", "DataError", "none", "ragged", "unknown"],
+)
+def test_samples_of_a_stream(
+    transform: Callable[[int], Any], words: str, workers: int, taken: bool
+) -> None:
+    """They have no index: the place in the stream, or in what one worker reads of it, is told."""
+    with (
+        stream_of(transform, workers, taken=taken) as loader,
+        pytest.raises(DataError) as info,
+    ):
+        list(loader)
+    name = f"the stream {type(loader.dataset).__name__}"
+    assert words.format(f"worker 0's part of {name}" if workers else name) in str(info.value)
+    cause = info.value.__cause__
+    assert cause is not None
+    if "raised" in words:
+        name = "__call__" if isinstance(transform, Squash) else "unreadable"
+        assert f"in {name}\n" in "".join(traceback.format_exception(cause))
+        assert "(at /" in str(info.value)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [4, None])
+def test_a_collate_function_of_a_stream_that_raises(
+    size: int | None, workers: int, taken: bool
+) -> None:
+    def squash(samples: Any) -> Any:
+        if 5 in (samples if size else [samples]):
+            raise ValueError("too long")
+        return samples
+
+    with (
+        stream_of(int, workers, taken=taken, batch_size=size, collate_fn=squash) as loader,
+        pytest.raises(DataError, match="collate_fn squash raised ValueError: too long") as info,
+    ):
+        list(loader)
+    assert f"on the samples {'4, 5, 6, 7' if size else '5'} of " in str(info.value)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_stream_that_cannot_be_read_one_by_one(taken: bool) -> None:
+    with (
+        stream_of(Squash(), 0, taken=taken, batch_size=None) as loader,
+        pytest.raises(DataError, match="sample 5 of the stream StreamOf raised ValueError"),
+    ):
+        list(loader)
+
+
+class OwnWay(DataLoader):
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_has_no_samples_to_skip(workers: int) -> None:
+    stream = StreamOf(Squash())
+    for make in (
+        lambda: Loader(stream, 4, num_workers=workers, on_error="skip"),
+        lambda: Loader.from_dataloader(DataLoader(stream, 4, num_workers=workers), on_error="skip"),
+        lambda: Loader.from_dataloader(OwnWay(Photos(halve), 4), on_error="skip"),
+    ):
+        with pytest.raises(UsageError, match=r'leave out on_error="skip", and pass over what'):
+            make()
+
+
 def _fails(worker: int) -> None:
     raise OSError(f"no database for {worker}")
 
@@ -245,7 +366,7 @@ def test_what_cannot_be_pickled(kind: str) -> None:
         lambda: Loader(Locked(), 4, **options),
         lambda: Loader.from_dataloader(DataLoader(Locked(), 4, **options)),
     ):
-        with make() as loader, pytest.raises(hasten.errors.UsageError, match=words):
+        with make() as loader, pytest.raises(UsageError, match=words):
             list(loader)
 
 

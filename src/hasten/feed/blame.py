@@ -1,0 +1,135 @@
+"""What is said of a sample that raised, or of samples that do not go together in a batch."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate, default_convert, get_worker_info
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+
+from hasten.errors import DataError
+from hasten.feed.describe import (
+    NOTHING_IN_BATCH,
+    device_tensor,
+    on_device,
+    shape_of,
+    text_of,
+    transform_of,
+    unknown_part,
+)
+
+_FETCH = _IterableDatasetFetcher.fetch.__code__
+
+
+def raised(name: str, dataset: Any, whose: str, error: Exception, more: str = "") -> str:
+    """Of a sample that raised: who it is, in which transform, and where in the code.
+
+    Args:
+        name: of the sample, with its file.
+        dataset: whose transforms are looked for.
+        whose: what it is a sample of.
+        error: that it raised.
+        more: to be said before the place.
+    """
+    transform = transform_of(dataset, error)
+    within = f" in its transform {transform}" if transform else ""
+    text = f"{name} of {whose} raised {type(error).__name__}{within}: {text_of(error)}{more}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return text + (f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else "")
+
+
+def of_stream(place: int, dataset: Any, whose: str, error: Exception) -> str:
+    """Of a stream that raised where its sample of this place, from 0, was to come."""
+    if isinstance(error, DataError):
+        return f"sample {place} of {whose}: {text_of(error)}"
+    file = str(getattr(error, "filename", None) or "")
+    return raised(f"sample {place}" + (f" ({file})" if file else ""), dataset, whose, error)
+
+
+def misfit(
+    samples: Any,
+    indices: Sequence[Any],
+    collate_fn: Callable[[Any], Any],
+    error: Exception,
+    stream: str = "",
+) -> str:
+    """Of samples that the collate function made no batch of.
+
+    Args:
+        samples: of the batch, or the only one.
+        indices: of the samples; of a stream their places in it, from 0.
+        collate_fn: that raised.
+        error: that it raised.
+        stream: what the samples are of, where they are of a stream.
+    """
+    device = device_tensor(samples)
+    if device and get_worker_info() is not None:
+        return on_device(device)
+    of = f" of {stream}" if stream else ""
+    if collate_fn not in (default_collate, default_convert):
+        name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+        return (
+            f"collate_fn {name} raised {type(error).__name__}: {text_of(error)} "
+            f"on the samples {short(indices)}{of}"
+        )
+    if not len(samples):
+        return NOTHING_IN_BATCH
+    for index, sample in zip(indices, samples, strict=False):
+        if sample is None:
+            return (
+                f"{stream or 'the data set'} gave None for sample {index!r}; "
+                + ("leave out what is none" if stream else "return a sample, or raise to ")
+                + ("" if stream else 'have it skipped with on_error="skip"')
+            )
+    first = shape_of(samples[0])
+    for index, sample in zip(indices, samples, strict=False):
+        if shape_of(sample) != first:
+            return (
+                f"the samples of a batch{of} differ: sample {indices[0]!r} is {first}, sample "
+                f"{index!r} is {shape_of(sample)}; bring them to one shape, or give a "
+                "collate_fn that pads them"
+            )
+    unknown = unknown_part(samples[0])
+    if unknown:
+        return (
+            f"sample {indices[0]!r}{of} has {unknown}, of which PyTorch's default collate function "
+            "makes no batch: return tensors, arrays, numbers, text, or dicts and lists of "
+            "those, or give a collate_fn"
+        )
+    return f"the samples {short(indices)}{of} could not be collated: {text_of(error)}"
+
+
+def of_dataloader(loader: Any, number: int, error: Exception) -> str:
+    """Of a DataLoader that was iterated as it is, and raised for its batch of this number.
+
+    Of a stream that it read in this thread, the error has come through PyTorch's fetcher, which
+    knows the samples of the batch.
+    """
+    whole = f"the DataLoader raised {type(error).__name__} at batch {number}: {text_of(error)}"
+    if not isinstance(loader.dataset, IterableDataset):
+        return whole
+    stream = f"the stream {type(loader.dataset).__name__}"
+    trace = error.__traceback__
+    while trace is not None:
+        code, known = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        if code is _FETCH:
+            batched = known["self"].auto_collation
+            samples = known.get("data", []) if batched else [known.get("data")]
+            first = number * (loader.batch_size or 1)
+            if "collate_fn" in linecache.getline(code.co_filename, trace.tb_lineno):
+                places = range(first, first + len(samples))
+                return misfit(samples, places, loader.collate_fn, error, stream)
+            return of_stream(
+                first + (len(samples) if batched else 0), loader.dataset, stream, error
+            )
+        trace = trace.tb_next
+    return whole
+
+
+def short(indices: Sequence[Any]) -> str:
+    """The first few indices of a batch, for a message."""
+    text = ", ".join(repr(index) for index in indices[:4])
+    return f"{text}, … ({len(indices)})" if len(indices) > 4 else text
