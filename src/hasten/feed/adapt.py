@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from hasten.feed.measure import CROWDED
 from hasten.feed.plan import Plan
 
 Clock = Callable[[], float]
@@ -17,6 +18,7 @@ _WINDOW_S = 0.5
 _WINDOW_BATCHES = 8
 _SURE_BATCHES = 16  # after which a trial may be over sooner
 _WORSE = 1.3
+_LOST_S = 0.5  # from which a trial is over at once, and a batch for each worker, that end together
 _WAITING = 0.10  # share of the time spent waiting from which more is tried
 _LATE = 0.5  # if fewer batches than that had to be waited for, some are late, not all
 _GAIN = 0.97  # a change is kept if a batch takes at most this share of the time before
@@ -27,9 +29,10 @@ _AGAIN_S = 20.0  # after which it is tried anew what gained nothing; twice as lo
 class Moves(Protocol):
     """What can be tried; each gives None where there is nothing to try (see `moves`)."""
 
-    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+    def larger(self, plan: Plan, wait_s: float, *, crowded: bool) -> Plan | None:
         """More workers, where a batch is waited for so long (not counted what its maker waited for
-        a core); the same plan, with the reason, where there is no room for them."""
+        a core), or ones that give way to nobody where other programs want the cores; the same
+        plan, with the reason, where there is no room for them."""
 
     def deeper(self, plan: Plan) -> Plan | None:
         """More batches ahead."""
@@ -64,6 +67,9 @@ class Watch:
         self._reason = self._bare = ""  # of the plan gone back to, with and without what was tried
         self._skip = _FIRST_BATCHES
         self._skip_s = 0.0
+        self._given = 0  # batches that were not counted yet, of a plan that is tried
+        self._lost_s = 0.0  # that they took more than such batches did before
+        self._most_lost_s = _LOST_S
         self._clear()
 
     def _clear(self) -> None:
@@ -79,7 +85,9 @@ class Watch:
         if self._skip > 0 or self._skip_s > 0:
             self._skip -= 1
             self._skip_s -= wait_s + work_s
-            return
+            if not self._goes_wrong(wait_s + work_s):
+                return
+            self._skip, self._skip_s = 0, 0.0
         if not self._batches:
             self._queued_s = self._queued()
         self._batches += 1
@@ -92,9 +100,20 @@ class Watch:
         """Enough was seen for a decision."""
         total_s = self._waited_s + self._worked_s
         before_s = self._before[0] if self._before is not None else math.inf
+        if self._batches and self._lost_s > self._most_lost_s:
+            return True
         if self._batches >= _SURE_BATCHES and total_s > _WORSE * self._batches * before_s:
             return True  # a trial that goes wrong is not gone on with
         return self._batches >= _WINDOW_BATCHES and total_s >= _WINDOW_S
+
+    def _goes_wrong(self, period_s: float) -> bool:
+        """Whether a plan that is tried has lost too much already, in batches not to be counted."""
+        if self._before is None:
+            return False
+        self._given += 1
+        if self._given > 1:  # the first waits for the workers to begin
+            self._lost_s = max(0.0, self._lost_s + period_s - _WORSE * self._before[0])
+        return self._lost_s > self._most_lost_s
 
     @property
     def step_s(self) -> float | None:
@@ -114,7 +133,10 @@ class Watch:
         to_gain_s = 0.0 if left is None else left * self._waited_s / self._batches
         if left is not None and self._before is None and to_gain_s < _WORTH_S:
             return plan  # more is seen until the epoch is over, and decided then
-        computing = 1 - min(1.0, max(0.0, (self._queued() - self._queued_s) / total_s))
+        queued_s = max(0.0, self._queued() - self._queued_s)
+        computing = 1 - min(1.0, queued_s / total_s)
+        # While it waits for a batch it wants no core.
+        crowded = queued_s > CROWDED * self._worked_s
         self._clear()
         less = self._moves.smaller(plan)
         if less is not None:
@@ -140,7 +162,8 @@ class Watch:
         if tried_plan is None and waiting > _WAITING:
             more = self._moves.deeper(plan) if late < _LATE else None
             # What others take of the cores makes no batch worth handing over: they take it of all.
-            more = more or self._moves.larger(plan, computing * (period_s - step_s))
+            wait_s = computing * (period_s - step_s)
+            more = more or self._moves.larger(plan, wait_s, crowded=crowded)
             if more is not None:
                 bare = more.reason.replace(self._waits, "")
                 self._waits = f"; the loop waited {waiting:.0%} of the time"
@@ -156,10 +179,14 @@ class Watch:
 
     def _to(self, plan: Plan) -> Plan:
         self._skip, self._skip_s = _FIRST_BATCHES + plan.prefetch_batches, _STARTING_S
+        self._given, self._lost_s = 0, 0.0
+        before_s = self._before[0] if self._before is not None else 0.0
+        self._most_lost_s = _LOST_S + plan.workers * before_s
         return plan
 
 
 def _size(plan: Plan) -> str:
     if not plan.workers:
         return plan.name
-    return f"{plan.name} with {plan.workers}, {plan.prefetch_batches} batches ahead,"
+    nice = f" at niceness +{plan.niceness}" if plan.niceness else ""
+    return f"{plan.name} with {plan.workers}{nice}, {plan.prefetch_batches} batches ahead,"

@@ -181,8 +181,10 @@ class Planner:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}", remedy="steady")
         have, waits = runtime.cores(), cost.waits
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
+        # Where others want the cores, the lock seems less free than it is.
+        enough = _FREE_ENOUGH if cost.crowded else _FREE
         if maker.fetch is not None and (
-            waits or cost.cut or cost.shares or free > _FREE or have == 1
+            waits or cost.cut or cost.shares or free > enough or have == 1
         ):
             if not waits:
                 return sizing.by_threads(have, each)
@@ -192,7 +194,7 @@ class Planner:
             if waits:
                 wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
-            if cost.free is not None and free > _FREE and have > 1:
+            if cost.free is not None and free > enough and have > 1:
                 return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
         lasting = cost.cut or cost.seconds * count >= _START_WORKERS_S
         # What samples open in a thread here, no worker that is forked later may have.
@@ -205,7 +207,7 @@ class Planner:
             short = f"{each}, {whole} an epoch: too little to start processes for"
             if maker.fetch is None and (cost.draws or cost.free is None or not self._several):
                 return Plan(name="inline", reason=short, remedy="lasting")
-            # Threads need no starting. On a busy machine the lock seems less free than it is.
+            # Threads need no starting.
             if free > _FREE_ENOUGH and have > 1:
                 return sizing.by_threads(have, short)
             locked = f"{short}, and they hold the interpreter's lock"

@@ -19,6 +19,8 @@ from hasten.feed.samples import Maker
 
 Clock = Callable[[], float]
 
+CROWDED = 0.2
+"""Share of the time that a thread waits for a core, from which other programs want the cores."""
 TRIAL_S = 0.5
 """How long samples are tried, to stay below a second in all."""
 _TRIAL_SAMPLES = 64
@@ -53,6 +55,7 @@ class Measured:
         steady: an index gives the same sample each time it is asked for, with the global
             generators seeded alike.
         cut: the trial took too long and was ended.
+        queued: share of the time by the clock in which samples waited for a core.
     """
 
     samples: int
@@ -66,6 +69,12 @@ class Measured:
     shares: bool = False
     steady: bool = True
     cut: bool = False
+    queued: float = 0.0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether other programs want the cores: nothing here wants a second one meanwhile."""
+        return self.queued > CROWDED
 
     @property
     def busy(self) -> float:
@@ -162,6 +171,7 @@ def measure(
                 return None
             waited_s += waited()
             each_s = max(cpu, seconds - waited_s) / timed
+            queued_share = waited_s / seconds if seconds > 0 else 0.0
             found = Measured(
                 samples=made,
                 seconds=each_s,
@@ -170,6 +180,7 @@ def measure(
                 bytes=size // timed,
                 draws=randomness.touched(before) | maker.uses,
                 opens=True,  # for all that is known yet: this trial has files open itself
+                queued=queued_share,
             )
             tell(found)
             collate_s = _collating(maker, samples, batch, found.bytes, clock, drawing=drawing)

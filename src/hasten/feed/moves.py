@@ -24,7 +24,7 @@ class Moves:
         self._chosen = sizing.options.chosen
         self._unfit: set[str] = set()
 
-    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+    def larger(self, plan: Plan, wait_s: float, *, crowded: bool = False) -> Plan | None:
         """The next plan to try where the loop waits; None where this one is all there is.
 
         Where only room is lacking for workers, it is this one again, whose reason says so.
@@ -32,20 +32,23 @@ class Moves:
         Args:
             plan: the one that runs.
             wait_s: for a batch, as seen: where the loop makes it, what that takes by itself.
+            crowded: other programs want the cores.
         """
         if not self._chosen or plan.name not in ("inline", "threads", "processes"):
             return None
         single = plan.name == "inline" or (plan.name == "threads" and plan.workers == 1)
         if self._sizing.maker.fetch is None and single:
-            return self._handed_over(plan, wait_s)
+            return self._handed_over(plan, wait_s, crowded)
         if plan.name == "inline":
             have, cost = runtime.cores(), self._sizing.seen
             if "threads" in self._unfit or have == 1 or (cost is not None and not cost.steady):
                 return None
             return _like(self._sizing.by_threads(have, plan.reason), plan)
-        return self._more(plan) or self._unlocked(plan)
+        if plan.niceness and crowded:  # what the step leaves, other programs take
+            return replace(plan, niceness=0)
+        return self._more(plan) or self._unlocked(plan, crowded)
 
-    def _handed_over(self, plan: Plan, wait_s: float) -> Plan | None:
+    def _handed_over(self, plan: Plan, wait_s: float, crowded: bool) -> Plan | None:
         """What the loop's thread makes, or the one beside it, by processes."""
         cost = self._apart
         if cost is None or (runtime.cores() == 1 and not cost.waits):
@@ -53,7 +56,7 @@ class Moves:
         most = self._most(plan, wait_s if plan.name == "inline" else self._sizing.batch_s(cost))
         if not most:
             return None
-        new = self._sizing.by_processes(cost, plan.reason, most=most)
+        new = self._sizing.by_processes(cost, plan.reason, most=most, crowded=crowded)
         if most < MOST_WORKERS:  # on cores of their own, they give way to nobody
             new = replace(new, niceness=0)
         return _like(new, plan)
@@ -72,7 +75,7 @@ class Moves:
         ahead = plan.prefetch_batches * count // plan.workers
         return replace(plan, workers=count, prefetch_batches=max(ahead, count))
 
-    def _unlocked(self, plan: Plan) -> Plan | None:
+    def _unlocked(self, plan: Plan, crowded: bool) -> Plan | None:
         """Processes, where as many threads as cores make samples: the interpreter's lock may have
         seemed free when they were tried, on a busy machine."""
         cost = self._apart
@@ -80,7 +83,7 @@ class Moves:
             return None
         if cost is None or cost.waits or plan.workers < runtime.cores():
             return None
-        return _like(self._sizing.by_processes(cost, plan.reason), plan)
+        return _like(self._sizing.by_processes(cost, plan.reason, crowded=crowded), plan)
 
     @property
     def _apart(self) -> Measured | None:

@@ -121,8 +121,14 @@ class Sizing:
         )
         return plan if asked is None else replace(plan, prefetch_bytes=0)
 
-    def by_processes(self, cost: Measured, reason: str, *, most: int = MOST_WORKERS) -> Plan:
-        """As many workers as there are cores, or more where they mostly wait; `most` at most."""
+    def by_processes(
+        self, cost: Measured, reason: str, *, most: int = MOST_WORKERS, crowded: bool = False
+    ) -> Plan:
+        """As many workers as there are cores, or more where they mostly wait; `most` at most.
+
+        Where other programs want the cores (`crowded`), they give way to nobody: what the training
+        step leaves, those would take.
+        """
         alone = no_workers_here() or (READ_ON if cost.shares else "")
         if alone:
             return _inline(reason, alone)
@@ -148,7 +154,7 @@ class Sizing:
             plan,
             remedy="room" if within < wanted else "cheaper",
             head_batches=head,
-            niceness=_NICENESS,
+            niceness=0 if crowded or cost.crowded else _NICENESS,
             kept=True,
             batch_bytes=batch_bytes,
         )

@@ -27,7 +27,7 @@ class Moves:
         self.short = False
         self.inline_s: float | None = None
 
-    def larger(self, plan: Plan, wait_s: float) -> Plan | None:
+    def larger(self, plan: Plan, wait_s: float, *, crowded: bool) -> Plan | None:
         return replace(plan, workers=plan.workers + 1) if plan.workers < 4 else None
 
     def deeper(self, plan: Plan) -> Plan | None:
@@ -116,7 +116,9 @@ def test_workers_that_gained_nothing_on_a_busy_machine_gain_once_it_is_free() ->
     world = World(lambda plan, _: 0.05 if not plan.workers else 0.1 if busy else 0.02)
     world.moves.inline_s = 0.05
     more = world.moves.larger
-    world.moves.larger = lambda plan, wait_s: more(plan, wait_s) if plan.workers else PLAN  # type: ignore[method-assign]
+    world.moves.larger = (  # type: ignore[method-assign]
+        lambda plan, *args, **kind: more(plan, *args, **kind) if plan.workers else PLAN
+    )
     busy = True
     plan = world.epoch(PLAN, batches=60)
     assert plan.name == "inline"
@@ -190,24 +192,68 @@ def test_a_trial_that_goes_wrong_is_short() -> None:
     assert batches < 30, "11 ms each: half a second would be 45"
 
 
+class Noting(Moves):
+    """What it was asked for more with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+
+    def larger(self, plan: Plan, wait_s: float, *, crowded: bool) -> Plan | None:
+        self.asked.append((wait_s, crowded))
+        return None
+
+
 @pytest.mark.parametrize(("queued_s", "asked_s"), [(0.0, 0.1), (0.5, 0.05), (9.0, 0.0)])
 def test_what_others_take_of_the_cores_is_not_what_a_batch_takes(
     queued_s: float, asked_s: float
 ) -> None:
     """Ten batches, 1 s in all, of which the loop's thread stood in the queue for so long."""
-    asked: list[float] = []
-
-    class Noting(Moves):
-        def larger(self, plan: Plan, wait_s: float) -> Plan | None:
-            asked.append(wait_s)
-            return None
 
     queue = iter([3.0, 3.0 + queued_s])
-    watch = Watch(Noting(), lambda: next(queue))
+    moves = Noting()
+    watch = Watch(moves, lambda: next(queue))
     for _ in range(13):
         watch.saw(0.1, 0.0)
     watch.decide(PLAN)
-    assert asked == [pytest.approx(asked_s)]
+    assert [wait_s for wait_s, _ in moves.asked] == [pytest.approx(asked_s)]
+
+
+@pytest.mark.parametrize(("queued_s", "crowded"), [(0.0, False), (0.03, False), (0.09, True)])
+def test_others_are_seen_to_want_the_cores_where_the_step_waits_for_one(
+    queued_s: float, crowded: bool
+) -> None:
+    """Ten batches, 1 s in all, of which 0.2 s is the step's."""
+    queue = iter([3.0, 3.0 + queued_s])
+    moves = Noting()
+    watch = Watch(moves, lambda: next(queue))
+    for _ in range(13):
+        watch.saw(0.08, 0.02)
+    watch.decide(PLAN)
+    assert [crowd for _, crowd in moves.asked] == [crowded]
+
+
+@pytest.mark.parametrize(
+    ("first_s", "each_s", "batches"),
+    [(0.03, 1.0, 2), (9.0, 1.0, 2), (9.0, 0.2, 5), (9.0, 0.04, 16)],
+)
+def test_a_trial_that_loses_much_in_its_first_batches_is_over_at_once(
+    first_s: float, each_s: float, batches: int
+) -> None:
+    """Those are not counted, and may take a whole short epoch. Its first one stands apart, as
+    workers take their time to begin; as many as there are workers may come late together."""
+    watch = Watch(Moves())
+    plan = PLAN
+    while plan.workers == 1:
+        watch.saw(0.02, 0.01)
+        plan = watch.decide(plan, 10_000) if watch.full else plan
+    waits, seen = iter([first_s, *[each_s] * 50]), 0
+    while plan.workers == 2:
+        watch.saw(next(waits), 0.01)
+        seen += 1
+        plan = watch.decide(plan, 10_000) if watch.full else plan
+    assert (plan.workers, seen) == (1, batches)
+    assert "times as long" in plan.reason
 
 
 @pytest.mark.parametrize(("inline_wait_s", "name"), [(0.002, "inline"), (0.02, "processes")])

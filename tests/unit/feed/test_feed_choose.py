@@ -238,6 +238,19 @@ def test_measuring_takes_half_a_second_and_passes_over_broken_samples() -> None:
     assert 0 < cost(Broken(1e-3, count=21)).samples < 21
 
 
+@pytest.mark.parametrize(("share", "crowded"), [(0.0, False), (0.1, False), (0.6, True)])
+def test_what_samples_wait_for_a_core_is_seen_and_not_counted(share: float, crowded: bool) -> None:
+    dataset = Timed(2e-3, busy=1 - share)
+    maker = Maker(dataset, None, seed=0, skip_errors=False, batched=True)
+    clock, cpu = (lambda: dataset.now), (lambda: dataset.cpu)
+    waited = lambda: dataset.now - dataset.cpu  # noqa: E731
+    found = measure(maker, len(dataset), clock=clock, cpu_clock=cpu, queued=waited)
+    assert found is not None
+    assert found.queued == pytest.approx(share)
+    assert found.crowded == crowded
+    assert found.seconds == pytest.approx(2e-3 * (1 - share))
+
+
 @pytest.mark.parametrize("seconds", [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.49, 0.9])
 @pytest.mark.parametrize("batch", [1, 64, 4096])
 def test_the_trial_takes_at_most_a_second(seconds: float, batch: int) -> None:

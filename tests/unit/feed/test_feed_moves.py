@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,32 @@ def test_no_more_workers_are_tried_than_there_is_memory_for(monkeypatch: Any) ->
     short = planner(Fetching(400), DECODING, 4 * EACH * 4, monkeypatch)
     assert short.plan(None).workers == 4
     assert short.moves.larger(plan, 0.1) is None
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_workers_give_way_to_nobody_where_other_programs_want_the_cores(
+    crowded: bool, monkeypatch: Any
+) -> None:
+    """What the training step leaves, those would take: epochs took up to seven times as long."""
+    moves = planner(kinds.Plain(400), BUSY, 1 << 40, monkeypatch)
+    chosen = moves.plan(None)
+    assert (chosen.name, chosen.niceness) == ("processes", 10)
+    more = moves.moves.larger(chosen, 0.1, crowded=crowded)
+    assert more == (replace(chosen, niceness=0) if crowded else None), "all cores have a worker"
+    inline = Plan(name="inline", reason="")
+    begun = moves.moves.larger(inline, 0.2, crowded=crowded)
+    assert (begun.name, begun.niceness) == ("processes", 0 if crowded else 10)
+    queued = planner(kinds.Plain(400), replace(BUSY, queued=0.5), 1 << 40, monkeypatch)
+    assert queued.plan(None).niceness == 0
+
+
+@pytest.mark.parametrize(("queued", "name"), [(0.0, "processes"), (0.5, "threads")])
+def test_the_lock_seems_less_free_where_other_programs_want_the_cores(
+    queued: float, name: str, monkeypatch: Any
+) -> None:
+    cost = replace(DECODING, free=0.5, queued=queued)
+    found = planner(Fetching(400), cost, 1 << 40, monkeypatch).plan(None)
+    assert found.name == name
 
 
 @pytest.mark.parametrize(
