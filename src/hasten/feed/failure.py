@@ -8,7 +8,7 @@ import pickle
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn
@@ -41,11 +41,13 @@ class Failure:
         pickled: its cause; empty where that cannot be sent.
         trace: the worker's traceback without the feed's own frames: a note for the cause, or, where
             that cannot be sent, the whole text of it.
+        of_sending: of a batch that only cannot travel between processes, why, in a few words.
     """
 
     message: str
     pickled: bytes = b""
     trace: str = ""
+    of_sending: str = ""
 
     @classmethod
     def of(cls, message: str, error: BaseException) -> Failure:
@@ -73,13 +75,14 @@ class Failure:
     def unsendable(cls, error: Exception) -> Failure:
         """Of a batch that cannot travel between processes."""
         if isinstance(error, OnDeviceError):
-            return cls(on_device(str(error)))
-        return cls.of(
+            return cls(on_device(str(error)), of_sending=f"batches are made on {error}")
+        failure = cls.of(
             f"a batch cannot be sent from a worker process ({type(error).__name__}: "
             f"{text_of(error)}); return what can be pickled (tensors, arrays, numbers, text, and "
             "containers of those), or use num_workers=0",
             error,
         )
+        return replace(failure, of_sending=f"batches cannot be sent ({type(error).__name__})")
 
     @classmethod
     def left_by(cls, error: BaseException) -> Failure:

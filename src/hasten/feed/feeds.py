@@ -50,6 +50,7 @@ class Feeds:
             seed=options.seed,
             skip_errors=options.on_error == "skip",
             batched=options.batched,
+            own_order=options.own_order,
         )
         self._table: Table | None = None
         self._planner: Planner | None = None

@@ -109,6 +109,8 @@ class MadeAhead:
             jobs.fill(numbered, lambda number, indices: (number, indices, None))
             made = watched.made
             self.trouble = _unfit(watched.moved, watched.changed)
+            if made.failure is not None:
+                self.trouble = self.trouble or made.failure.of_sending
             if self.trouble or made.failure is not None or made.skipped:
                 return  # made in the loop's thread, it says itself what is wrong
             self._foreseen[made.number] = indices

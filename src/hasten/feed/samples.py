@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,7 +66,10 @@ class Maker:
         seed: int,
         skip_errors: bool,
         batched: bool,
+        own_order: bool = False,
     ) -> None:
+        """`own_order`: indices come as hasten's own arrays."""
+        self._own_order = own_order
         self.dataset = dataset
         self.seed = seed
         self.skip_errors = skip_errors
@@ -73,7 +77,7 @@ class Maker:
         self.default_collate = collate_fn is None or collate_fn is default_collate
         self.collate_fn = collate_fn or (default_collate if batched else default_convert)
         self.fetch = fetch_of(dataset)
-        self._many = many_of(dataset)
+        self._many = many_of(dataset) if batched else None
         self.writes = self.fetch is not None and takes_out(self.fetch)
         self.uses: frozenset[str] = frozenset()
 
@@ -83,10 +87,9 @@ class Maker:
         Raises:
             DataError: a sample or the collate function failed; the cause is chained.
         """
-        listed = self.listed(indices)
         if self.fetch is not None:
-            return self._make(epoch, number, listed, self.collate)
-        return self._guarded(lambda: self._make(epoch, number, listed, self._collate))
+            return self._make(epoch, number, indices, self.collate)
+        return self._guarded(lambda: self._make(epoch, number, indices, self._collate))
 
     def attempt(
         self, epoch: int, number: int, indices: Any, *, stopped: Callable[[], bool]
@@ -97,12 +100,11 @@ class Maker:
         back, and nothing skipped: what raises is made again by `make`. None if `stopped` said so
         between two samples.
         """
-        listed = self.listed(indices)
         if self._many is not None:
-            samples = list(self._many(listed))
+            samples = list(self._many(self._asked(indices)))
         else:
             samples = []
-            for index in listed:
+            for index in self.listed(indices):
                 if stopped():
                     return None
                 samples.append(self.dataset[index])
@@ -110,10 +112,16 @@ class Maker:
         return Made(number, batch=batch)
 
     def listed(self, indices: Any) -> list[Any]:
-        """The indices of a batch as a list of what the data set is given."""
-        if not self.batched:
-            return [indices]
-        return list(indices.tolist() if hasattr(indices, "tolist") else indices)
+        """The indices of a batch as a list of what the data set is given: those of hasten's own
+        order, and what `fetch` is asked for, as Python's numbers, others as the sampler gave them.
+        """
+        asked = [indices] if not self.batched else self._asked(indices)
+        return [plain(index) for index in asked] if self.fetch is not None else list(asked)
+
+    def _asked(self, indices: Any) -> Any:
+        """What a DataLoader hands to the data set for a batch."""
+        own = self._own_order and isinstance(indices, np.ndarray)
+        return indices.tolist() if own else indices
 
     def collate(self, epoch: int, number: int, samples: list[Any], indices: list[Any]) -> Any:
         """The samples as one batch; a collate_fn may draw from the global generators.
@@ -138,9 +146,7 @@ class Maker:
                 return result
             self.uses |= moved
 
-    def _make(
-        self, epoch: int, number: int, indices: list[Any], collate: Callable[..., Any]
-    ) -> Made:
+    def _make(self, epoch: int, number: int, indices: Any, collate: Callable[..., Any]) -> Made:
         made = Made(number)
         samples, kept = self._samples(epoch, indices, made)
         if made.skipped:
@@ -149,10 +155,11 @@ class Maker:
             made.batch = collate(epoch, number, samples, kept)
         return made
 
-    def _samples(self, epoch: int, indices: list[Any], made: Made) -> tuple[list[Any], list[Any]]:
+    def _samples(self, epoch: int, given: Any, made: Made) -> tuple[list[Any], list[Any]]:
+        indices = self.listed(given)
         if self._many is not None and not self.uses and self.fetch is None:
             try:
-                got = self._many(indices)
+                got = self._many(self._asked(given))
             except Exception as error:
                 if by_a_handler(error):
                     raise
@@ -210,6 +217,7 @@ class Maker:
         return self.dataset[index]
 
     def _failure(self, index: Any, error: Exception) -> str:
+        index = plain(index)
         try:
             where = describe(self.dataset, index) or str(getattr(error, "filename", None) or "")
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
@@ -239,10 +247,10 @@ class Maker:
             return self.collate_fn(given)
         try:
             return self.collate_fn(given)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             # In a worker it stacks into memory that it is given, which lazily negated or
-            # conjugated tensors, for one, do not bear. What cannot be sent either, `Work.failed`
-            # tells.
+            # conjugated tensors, and those of several dtypes, do not bear. What cannot be sent
+            # either, `Work.failed` tells.
             with outside_worker():
                 return self.collate_fn(given)
 
@@ -257,8 +265,17 @@ def outside_worker() -> Iterator[None]:
         torch_worker._worker_info = info
 
 
+def plain(index: Any) -> Any:
+    """An index as a Python number, where it is a whole one of NumPy or a tensor; else as it is."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
 def _number(index: Any) -> int:
     """What stands for an index in a sample's key: a sampler may give names, pairs or the like."""
+    index = plain(index)
     if isinstance(index, int):
         return index
     return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest())

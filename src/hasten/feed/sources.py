@@ -103,10 +103,10 @@ class Gather:
         """The first epoch. Where a sample differs, its batch is made in the ordinary way."""
         for number, indices in numbered:
             one = indices[number % len(indices) :][:1]
-            expected = maker.make(epoch, number, one).batch
+            expected = maker.make(epoch, number, one.tolist()).batch
             if maker.uses or not identical(expected, self._table.batch(one)):
                 self.unfit = f"sample {one[0]} is not what indexing the tensors gives"
-                yield number, maker.make(epoch, number, indices).batch, indices
+                yield number, maker.make(epoch, number, indices.tolist()).batch, indices
                 return
             yield number, self._table.batch(indices, pin=self._pin), indices
         self._unchecked = None

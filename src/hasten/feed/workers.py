@@ -34,6 +34,9 @@ class Processes:
 
     A worker that dies is replaced, and its batches are made again from the first that has not
     come: order and randomness follow from seed, epoch and index, so nothing is lost or twice.
+
+    Attributes:
+        unfit: why a batch could not be sent from a process, where nobody asked for those.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Processes:
         self._behind: Jobs | None = None  # of the lasting workers: of an epoch that was left
         self._taking = threading.Lock()
         self._content: bytes | None = None  # of the data set that the lasting workers have
+        self.unfit = ""
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
@@ -158,8 +162,13 @@ class Processes:
         yield from self._headed(epoch, head)
         while len(jobs):
             indices, made = jobs.next()
+            if made.failure is not None and made.failure.of_sending and self._options.chosen:
+                # In the loop's process, where somebody who did not ask for others has them come.
+                self.unfit = made.failure.of_sending
+                made = self._maker.make(epoch, made.number, indices)
             # Before the batch is given: workers are to work while the loop does.
-            jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
+            if not self.unfit:
+                jobs.fill(numbered, lambda number, indices: (epoch, number, indices))
             if made.failure is not None:
                 made.failure.throw()
             for index, message in made.skipped:
