@@ -133,6 +133,8 @@ class Jobs:
                 reply = received(self._pool, worker, self._timeout_s, self._rest)
             except DiedError as died:
                 self._deaths += 1
+                if self._deaths >= MOST_DEATHS and died.imported:
+                    raise DataError(f"{died}. So did {self._deaths - 1} before it") from died
                 if self._deaths >= MOST_DEATHS:
                     raise DataError(
                         f"{died}. It was the {self._deaths}rd to die at batch {number} of the "

@@ -18,7 +18,8 @@ def obituary(pid: int, exitcode: int | None) -> str:
 NOT_BEGUN = (
     "worker process {} ended before its first batch. Processes that are not forked import the "
     'script anew: put what it does under `if __name__ == "__main__":`, and define data sets and '
-    "functions in a file (what is typed into a notebook cannot be imported)"
+    "functions in a file (what is typed into a notebook cannot be imported). What it raised itself "
+    "is on stderr"
 )
 _ENDED = (
     "Likely the data set's code, or a library of it, ended it (os._exit, C's exit): try "

@@ -39,10 +39,14 @@ _SPARE = 2  # segments that a worker keeps beyond one for each of its jobs
 
 
 class DiedError(Exception):
-    """A worker process is gone. ``str()`` says what became of it, and the likely cause."""
+    """A worker process is gone. ``str()`` says what became of it, and the likely cause.
+
+    Attributes:
+        imported: it had to import the script, and has never answered: no sample is to blame.
+    """
 
     def __init__(self, pid: int, exitcode: int | None, *, imported: bool = False) -> None:
-        """`imported`: it had to import the script, and has never answered."""
+        self.imported = imported
         super().__init__(NOT_BEGUN.format(pid) if imported else obituary(pid, exitcode))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ from hasten.errors import DataError, UsageError
 from hasten.feed.describe import text_of
 from hasten.feed.fingerprint import fingerprint
 from hasten.feed.forking import refuse_workers_here
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.keys import workers_generator
 from hasten.feed.options import Options
@@ -68,7 +73,7 @@ class Processes:
             if lasting is not None:
                 if behind is not None:
                     behind.drop()
-                with _sent(self._options.dataset):
+                with _sent(self._options):
                     pool.resize(self._plan.workers, self._each)
             if self._order is None:
                 yield from self._stream(pool, epoch, first)
@@ -203,25 +208,39 @@ def start_pool(options: Options, workers: int, work: Work, each: int, niceness: 
     """
     context = options.multiprocessing_context
     refuse_workers_here(workers)
-    with _sent(options.dataset):
+    with _sent(options):
         return Pool(workers, work, context=context, jobs_each=each, niceness=niceness)
 
 
 @contextmanager
-def _sent(dataset: Any) -> Iterator[None]:
-    """Within, processes are started; that it cannot be sent to them is told in words of its own."""
+def _sent(options: Options) -> Iterator[None]:
+    """Within, processes are started; that what they are given cannot be sent to them is told in
+    words of its own."""
     try:
         yield
     except Exception as error:
-        if "pickl" in f"{type(error).__name__} {text_of(error)}".lower():
-            raise _unpicklable(error, dataset) from error
-        raise
+        if by_a_handler(error) or not any(_pickles(f) for f, _ in walk_tb(error.__traceback__)):
+            raise
+        raise _unpicklable(error, options) from error
 
 
-def _unpicklable(error: Exception, dataset: Any) -> UsageError:
+def _pickles(frame: FrameType) -> bool:
+    """It is where a process that is not forked has what it is given pickled."""
+    code = frame.f_code
+    return code.co_name == "dump" and Path(code.co_filename).name == "reduction.py"
+
+
+def _unpicklable(error: Exception, options: Options) -> UsageError:
+    what = f"the data set {type(options.dataset).__name__}"
+    for name in ("collate_fn", "worker_init_fn"):
+        function = getattr(options, name)
+        try:
+            pickle.dumps(function)
+        except Exception:  # noqa: BLE001 - whatever its code raises, it is this one
+            what = f"{name} {getattr(function, '__name__', type(function).__name__)}"
     return UsageError(
-        f"the data set {type(dataset).__name__} cannot be sent to worker processes "
-        f"({text_of(error)}); define classes, functions and collate_fn at the top of a module "
-        "instead of inside a function or as a lambda, or use num_workers=0 or "
-        'multiprocessing_context="fork"'
+        f"{what} cannot be sent to worker processes ({type(error).__name__}: {text_of(error)}); "
+        "define classes, functions and collate_fn at the top of a module instead of inside a "
+        "function or as a lambda, open in the first sample what cannot be sent (files, locks, "
+        'connections), or use num_workers=0 or multiprocessing_context="fork"'
     )

@@ -352,22 +352,93 @@ def test_a_worker_init_function_that_raises(plan: str, dataset: Any) -> None:
             list(loader)
 
 
+class UnsayableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 class Locked(kinds.Plain):
+    """Raises what it is given, where it is pickled."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def __getstate__(self) -> Any:
+        raise self.error
+
+
+class LockedStream(IterableDataset):
     def __getstate__(self) -> Any:
         raise TypeError("cannot pickle a lock")
+
+    def __iter__(self) -> Any:
+        yield 1
+
+
+LOCKED: Any = [
+    (Locked(TypeError("cannot pickle a lock")), r"TypeError: cannot pickle a lock"),
+    (Locked(TypeError("no default __reduce__ due to non-trivial __cinit__")), "non-trivial"),
+    (Locked(RuntimeError("closed")), "RuntimeError: closed"),
+    (Locked(UnsayableError()), r"UnsayableError: \(its __str__ raised"),
+    (LockedStream(), "cannot pickle a lock"),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
-def test_what_cannot_be_pickled(kind: str) -> None:
+@pytest.mark.parametrize(("dataset", "why"), LOCKED)
+def test_what_cannot_be_pickled(dataset: Any, why: str, kind: str) -> None:
     options: Any = {"num_workers": 1, "multiprocessing_context": kind}
-    words = r"Locked cannot be sent to worker processes \(cannot pickle a lock\).*\"fork\""
+    name = type(dataset).__name__
+    words = rf"the data set {name} cannot be sent to worker processes \(.*{why}.*\"fork\""
     for make in (
-        lambda: Loader(Locked(), 4, **options),
-        lambda: Loader.from_dataloader(DataLoader(Locked(), 4, **options)),
+        lambda: Loader(dataset, 4, **options),
+        lambda: Loader.from_dataloader(DataLoader(dataset, 4, **options)),
     ):
+        with make() as loader, pytest.raises(UsageError, match=words) as info:
+            list(loader)
+        assert info.value.__cause__ is getattr(dataset, "error", info.value.__cause__)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
+def test_a_function_that_cannot_be_pickled(name: str) -> None:
+    def inner(given: Any) -> Any:
+        return given
+
+    options: Any = {"num_workers": 1, "multiprocessing_context": "spawn", name: inner}
+    for make in (
+        lambda: Loader(kinds.Plain(), 4, **options),
+        lambda: Loader.from_dataloader(DataLoader(kinds.Plain(), 4, **options)),
+    ):
+        words = f"{name} inner cannot be sent to worker processes"
         with make() as loader, pytest.raises(UsageError, match=words):
             list(loader)
+
+
+def unopened() -> Any:
+    raise ValueError("cannot be opened here")
+
+
+class Unopened(kinds.Plain):
+    def __reduce__(self) -> Any:
+        return unopened, ()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_no_sample_is_blamed_for_a_worker_that_cannot_begin(
+    taken: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: Any = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    if taken:
+        loader = Loader.from_dataloader(DataLoader(Unopened(), 4, **options))
+    else:
+        loader = Loader(Unopened(), 4, **options)
+    words = r"ended before its first batch.* is on stderr\. So did 2 before it$"
+    with loader, pytest.raises(DataError, match=words) as info:
+        list(loader)
+    assert "sample" not in str(info.value)
+    assert "ValueError: cannot be opened here" in capfd.readouterr().err
 
 
 class Unsendable(kinds.Plain):
@@ -606,11 +677,6 @@ def test_an_epoch_without_a_batch_is_said(
         with Loader(kind, **options) as loader:
             assert list(loader) == []
         assert f"gave no batch: {why}" in caplog.text
-
-
-class UnsayableError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
 
 
 class Unsayable(kinds.Plain):
