@@ -21,10 +21,12 @@ import torch
 from feed_datasets import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import warm
 from hasten.errors import DataError
 from hasten.feed import Loader
+from hasten.feed.obituary import obituary
 from hasten.feed.pool import Pool
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
@@ -113,20 +115,35 @@ def test_after_an_epoch_that_was_left() -> None:
         assert same(list(loader), expected)
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGUSR1"])
+LIKELY = {"SIGKILL": "out of memory", "SIGTERM": "told it to end", "SIGUSR1": "native code"}
+
+
+def test_a_bus_error_is_likely_of_memory_that_was_cut_short() -> None:
+    said = obituary(7, -signal.SIGBUS)  # not done to a worker, where pytest prints the stacks
+    assert said.startswith("worker process 7 was killed by SIGBUS. Likely a file that the data set")
+    assert "/dev/shm, in which its code shares tensors, is full" in said
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+@pytest.mark.parametrize("how", LIKELY)
 def test_it_is_told_with_the_signal_and_the_likely_cause(
-    how: str, caplog: pytest.LogCaptureFixture
+    how: str, kind: str, taken: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    likely = {"SIGKILL": "out of memory", "SIGTERM": "told it to end", "SIGUSR1": "native code"}
     caplog.set_level(logging.WARNING, "hasten.feed")
-    with Loader(DATASETS["map"], 2, num_workers=1, seed=3) as loader:
+    if taken:
+        loader = Loader.from_dataloader(DataLoader(DATASETS[kind], 2, num_workers=1))
+    else:
+        loader = Loader(DATASETS[kind], 2, num_workers=1, seed=3)
+    with loader:
         for number, _ in enumerate(loader):
             if number == 4:
                 _kill(0, signal.Signals[how])
     (message,) = caplog.messages
     assert f"was killed by {how}" in message
-    assert likely[how] in message
-    assert "A new one makes its batches again, from 5 on" in message
+    assert LIKELY[how] in message
+    again = "reads its part again" if kind == "stream" else "makes its batches again, from 5 on"
+    assert f"A new one {again}" in message
 
 
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
@@ -149,12 +166,15 @@ class Suicidal(kinds.Drawing):
         for life in self.lives:
             life.touch()
 
-    def __getitem__(self, index: int) -> Any:
+    def die(self, index: int) -> None:
         if index == 8:
             for life in self.lives:
                 if life.exists():
                     life.unlink()
                     os.kill(os.getpid(), signal.SIGKILL)
+
+    def __getitem__(self, index: int) -> Any:
+        self.die(index)
         return super().__getitem__(index)
 
 
@@ -170,6 +190,44 @@ def test_three_times_at_one_batch_is_the_batch_s_fault(tmp_path: Path) -> None:
     said = r"3rd to die at batch 2 .* samples 8, 9, 10, 11: look at sample 8, of which alone"
     with pytest.raises(DataError, match=said):
         for batch in Loader(Suicidal(tmp_path, 9), 4, num_workers=2):
+            found.append(batch)
+    assert len(found) == 2
+
+
+class SuicidalStream(kinds.Stream):
+    """Dies where its sample 8 was to come, as often as there are files to take away."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__()
+        self.suicidal = Suicidal(folder, times)
+
+    def __iter__(self) -> Any:
+        for number, sample in enumerate(super().__iter__()):
+            self.suicidal.die(number)
+            yield sample
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_stream_s_worker_that_dies_twice_is_forgiven_and_three_times_is_not(
+    tmp_path: Path, taken: bool
+) -> None:
+    def loader(dataset: Any) -> Loader:
+        if taken:
+            return Loader.from_dataloader(DataLoader(dataset, 4, num_workers=1))
+        return Loader(dataset, 4, num_workers=1)
+
+    torch.manual_seed(1)
+    with loader(kinds.Stream()) as other:
+        expected = list(other)
+    torch.manual_seed(1)
+    with loader(SuicidalStream(tmp_path, 2)) as stream:
+        assert same(list(stream), expected)
+    found = []
+    with (
+        loader(SuicidalStream(tmp_path, 9)) as stream,
+        pytest.raises(DataError, match=r"killed by SIGKILL.*It was the 3rd to die at its batch 2"),
+    ):
+        for batch in stream:
             found.append(batch)
     assert len(found) == 2
 
