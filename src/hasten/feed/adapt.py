@@ -38,7 +38,7 @@ class Moves(Protocol):
         """More batches ahead."""
 
     def smaller(self, plan: Plan) -> Plan | None:
-        """Less, where memory is short."""
+        """Less, where memory or cores are short."""
 
     def without(self, plan: Plan, period_s: float, step_s: float) -> Plan | None:
         """Nothing ahead, where that is as fast."""
@@ -75,6 +75,7 @@ class Watch:
     def _clear(self) -> None:
         self._batches = self._late = 0
         self._waited_s = self._worked_s = 0.0
+        self._look_s = 0.0  # when to look next whether memory or cores run short
 
     def begin(self) -> None:
         """An epoch starts. Short ones are judged together."""
@@ -130,15 +131,18 @@ class Watch:
         period_s, step_s = total_s / self._batches, self._worked_s / self._batches
         waiting, late = self._waited_s / total_s, self._late / self._batches
         plan = replace(plan, step_s=step_s)
+        less = None
+        if left is None or total_s >= self._look_s:
+            self._look_s, less = total_s + _WINDOW_S, self._moves.smaller(plan)
         to_gain_s = 0.0 if left is None else left * self._waited_s / self._batches
-        if left is not None and self._before is None and to_gain_s < _WORTH_S:
+        nothing_to_gain = left is not None and self._before is None and to_gain_s < _WORTH_S
+        if less is None and nothing_to_gain:
             return plan  # more is seen until the epoch is over, and decided then
         queued_s = max(0.0, self._queued() - self._queued_s)
         computing = 1 - min(1.0, queued_s / total_s)
         # While it waits for a batch it wants no core.
         crowded = queued_s > CROWDED * self._worked_s
         self._clear()
-        less = self._moves.smaller(plan)
         if less is not None:
             self._before, self._settled, self._again_s = None, True, math.inf
             return self._to(less)

@@ -106,7 +106,8 @@ class Moves:
 
     def deeper(self, plan: Plan) -> Plan | None:
         """The same with more batches ahead, where the loop waits for a few late ones."""
-        if not self._chosen or not plan.workers:
+        asked = self._sizing.options.prefetch_factor is not None
+        if not self._chosen or not plan.workers or asked:
             return None
         ahead = 2 * plan.prefetch_batches
         if ahead > _MOST_AHEAD * plan.workers or not self._sizing.has_room_for(plan, ahead):
@@ -114,15 +115,19 @@ class Moves:
         return replace(plan, prefetch_batches=ahead)
 
     def smaller(self, plan: Plan) -> Plan | None:
-        """Half of it, where the host's memory or /dev/shm runs short; None where they do not."""
+        """Half of it, where the host's memory or /dev/shm runs short; as many workers as there are
+        cores, where those have become fewer; None where neither is so."""
         if not self._chosen or plan.name not in ("threads", "processes"):
             return None
-        count = max(1, plan.workers // 2)
+        asked, cost = self._sizing.options.prefetch_factor, self._sizing.seen
+        count, short = max(1, plan.workers // 2), self._sizing.shortage(plan)
         ahead = max(count, plan.prefetch_batches // 2)
-        if ahead == plan.prefetch_batches:
-            return None
-        short = self._sizing.shortage(plan)
-        if not short:
+        if not short and (cost is None or not cost.waits):
+            count = min(plan.workers, runtime.cores())
+            ahead = plan.prefetch_batches * count // plan.workers
+            short = f"{count} core{'s' * (count > 1)} left" if count < plan.workers else ""
+        ahead = ahead if asked is None else asked * count
+        if not short or ahead == plan.prefetch_batches:
             return None
         return replace(
             plan, workers=count, prefetch_batches=ahead, reason=f"{plan.reason}; {short}"

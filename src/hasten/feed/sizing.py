@@ -95,16 +95,17 @@ class Sizing:
     # Plans -----------------------------------------------------------------------------------
 
     def threads(self, count: int, reason: str) -> Plan:
-        """So many threads."""
+        """So many threads; a prefetch_factor is kept."""
         ahead = max(2, count) if self.maker.fetch is not None or count > 1 else 4
         size = 0 if self._cost is None else self._cost.bytes * self.size
-        return Plan(
+        plan = Plan(
             name="threads",
             reason=reason,
             workers=count,
             prefetch_batches=ahead,
             batch_bytes=size,
         )
+        return self._as_asked(plan)
 
     def by_threads(self, wanted: int, reason: str) -> Plan:
         """So many threads, or as many as there is memory for."""
@@ -115,11 +116,15 @@ class Sizing:
 
     def processes(self, count: int, reason: str) -> Plan:
         """So many worker processes, as somebody asked for them; a prefetch_factor is kept too."""
-        asked = self.options.prefetch_factor
-        plan = Plan(
-            name="processes", reason=reason, workers=count, prefetch_batches=(asked or 2) * count
+        return self._as_asked(
+            Plan(name="processes", reason=reason, workers=count, prefetch_batches=2 * count)
         )
-        return plan if asked is None else replace(plan, prefetch_bytes=0)
+
+    def _as_asked(self, plan: Plan) -> Plan:
+        asked = self.options.prefetch_factor
+        if asked is None:
+            return plan
+        return replace(plan, prefetch_batches=asked * plan.workers, prefetch_bytes=0)
 
     def by_processes(
         self, cost: Measured, reason: str, *, most: int = MOST_WORKERS, crowded: bool = False
@@ -155,7 +160,7 @@ class Sizing:
             remedy="room" if within < wanted else "cheaper",
             head_batches=head,
             niceness=0 if crowded or cost.crowded else _NICENESS,
-            kept=True,
+            kept=self.options.persistent_workers is None,  # else what was asked for
             batch_bytes=batch_bytes,
         )
 

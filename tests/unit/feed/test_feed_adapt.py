@@ -173,6 +173,25 @@ def test_memory_that_runs_short_comes_first_and_ends_the_climb() -> None:
     assert world.epoch(plan).workers == 1
 
 
+def test_memory_that_runs_short_is_seen_where_the_loop_does_not_wait() -> None:
+    """With all the batches ahead that there may be, which take the most memory."""
+    world = World(lambda plan, _: 0.0)
+    world.epoch(replace(PLAN, workers=3, prefetch_batches=6), batches=200)
+    asked: list[Plan] = []
+    smaller = world.moves.smaller
+    world.moves.smaller = lambda plan: asked.append(plan) or smaller(plan)  # type: ignore[method-assign, func-returns-value]
+    plan = world.epoch(replace(PLAN, workers=3, prefetch_batches=6), batches=500)
+    assert plan.workers == 3
+    assert 8 <= len(asked) <= 12, "about once in half a second, not for each of the 500 batches"
+    asked.clear()
+    world.moves.short = True
+    world.watch.begin()
+    for number in range(100):
+        world.watch.saw(0.0, 0.01)
+        plan = world.watch.decide(plan, 10_000 - number) if world.watch.full else plan
+    assert plan.workers == 1, "in the epoch, not after it"
+
+
 def test_a_trial_that_goes_wrong_is_short() -> None:
     watch = Watch(Moves())
     plan = PLAN
@@ -345,6 +364,56 @@ def test_little_memory_makes_it_smaller_and_keeps_it_from_growing(
     less = plans.smaller(plan)
     assert less is not None and "256 MiB of memory left" in less.reason
     assert plans.larger(plan, 0.1) is None
+
+
+def test_cores_that_are_taken_away_make_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's quota, or an affinity mask, may be set anew while a run goes on."""
+    cores = [4]
+    monkeypatch.setattr(runtime, "cores", lambda: cores[0])
+    plan = replace(PLAN, workers=4, prefetch_batches=8)
+    plans, waiting = moves(COST, monkeypatch), replace(COST, cpu_seconds=0.001)
+    assert plans.smaller(plan) is None
+    cores[0] = 3
+    less = plans.smaller(plan)
+    assert less is not None and (less.workers, less.prefetch_batches) == (3, 6)
+    assert less.reason.endswith("; 3 cores left")
+    cores[0] = 1
+    less = plans.smaller(plan)
+    assert less is not None and (less.workers, less.prefetch_batches) == (1, 2)
+    assert less.reason.endswith("; 1 core left")
+    assert moves(waiting, monkeypatch).smaller(plan) is None, "samples that wait want more"
+    assert moves(COST, monkeypatch, num_workers=4).smaller(plan) is None, "asked for"
+
+
+def test_a_prefetch_factor_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    asked = Loader(kinds.Plain(1000), 10, prefetch_factor=3, plan="threads", num_workers=1).plan
+    assert (asked.prefetch_batches, asked.prefetch_bytes) == (3, 0)
+    plans = moves(COST, monkeypatch, prefetch_factor=3)
+    waiting = replace(PLAN, workers=2, prefetch_batches=6)
+    assert plans.deeper(waiting) is None
+    more = plans.larger(waiting, 0.1)
+    assert more is not None and (more.workers, more.prefetch_batches) == (3, 9)
+    free = [1 << 20]
+    monkeypatch.setattr(runtime, "memory", lambda device: runtime.Memory(free[0], 1 << 34))
+    less = plans.smaller(more)
+    assert less is not None and (less.workers, less.prefetch_batches) == (1, 3)
+    assert plans.smaller(less) is None
+    free[0] = 1 << 34
+    chosen = plans.larger(Plan(name="inline", reason=""), 0.1)
+    assert chosen is not None and chosen.name == "processes"
+    assert (chosen.prefetch_batches, chosen.prefetch_bytes) == (3 * chosen.workers, 0)
+
+
+@pytest.mark.parametrize(("persistent", "kept"), [(None, True), (True, False), (False, False)])
+def test_persistent_workers_that_were_asked_for_are_what_decides(
+    persistent: bool | None, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not whether the data set has changed: see the docs for what a DataLoader's do."""
+    monkeypatch.setattr(runtime, "cores", lambda: 4)
+    plans = moves(COST, monkeypatch, persistent_workers=persistent)
+    plan = plans.larger(Plan(name="inline", reason=""), 0.1)
+    assert plan is not None and (plan.name, plan.kept) == ("processes", kept)
 
 
 @pytest.mark.parametrize(
