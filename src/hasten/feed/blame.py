@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, default_convert, get_worker_info
@@ -22,6 +24,8 @@ from hasten.feed.describe import (
 )
 
 _FETCH = _IterableDatasetFetcher.fetch.__code__
+_PATHS = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES = ("<frozen", *(path + "/" for path in _PATHS), f"{Path(__file__).parents[1]}/")
 
 
 def raised(name: str, dataset: Any, whose: str, error: Exception, more: str = "") -> str:
@@ -37,8 +41,41 @@ def raised(name: str, dataset: Any, whose: str, error: Exception, more: str = ""
     transform = transform_of(dataset, error)
     within = f" in its transform {transform}" if transform else ""
     text = f"{name} of {whose} raised {type(error).__name__}{within}: {text_of(error)}{more}"
+    return text + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """Where in the code, in brackets: where the user's own called what raised, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
-    return text + (f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else "")
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    innermost = (own or frames)[-1:]
+    return "".join(f" (at {frame.filename}:{frame.lineno})" for frame in innermost)
+
+
+def of_device_transform(transform: Any, indices: Any, number: int, error: Exception) -> str:
+    """Of a device_transform that raised: which one, on which batch, and where in the code."""
+    what = f"device_transform {named(transform)} raised {type(error).__name__}: {text_of(error)}"
+    return f"{what} on batch {number}{_samples(indices)}{_place(error)}"
+
+
+def nothing_of_device_transform(transform: Any, indices: Any, number: int) -> str:
+    """Of a device_transform that gave None."""
+    return (
+        f"device_transform {named(transform)} gave None for batch {number}{_samples(indices)}: it "
+        "must return the batch, also where it changes it in place"
+    )
+
+
+def _samples(indices: Any) -> str:
+    if indices is None:
+        return ""
+    listed = indices.tolist() if hasattr(indices, "tolist") else indices
+    return f" (samples {short(listed)})" if isinstance(listed, list | tuple) else f" ({listed!r})"
+
+
+def named(function: Any) -> str:
+    """A function's name, or its class's."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def of_stream(place: int, dataset: Any, whose: str, error: Exception) -> str:
@@ -70,9 +107,8 @@ def misfit(
         return on_device(device)
     of = f" of {stream}" if stream else ""
     if collate_fn not in (default_collate, default_convert):
-        name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
         return (
-            f"collate_fn {name} raised {type(error).__name__}: {text_of(error)} "
+            f"collate_fn {named(collate_fn)} raised {type(error).__name__}: {text_of(error)} "
             f"on the samples {short(indices)}{of}"
         )
     if not len(samples):

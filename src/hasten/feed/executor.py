@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hasten.devices import runtime
 from hasten.devices.holding import held
 from hasten.devices.pinning import pin
-from hasten.errors import UsageError
+from hasten.errors import DataError, UsageError
 from hasten.feed.background import Background
+from hasten.feed.blame import nothing_of_device_transform, of_device_transform
+from hasten.feed.handlers import by_a_handler
 from hasten.feed.keys import Indices, SampleRandom
 from hasten.feed.options import Options
 from hasten.feed.place import Ahead
@@ -146,7 +149,16 @@ def _transformed(items: Items, options: Options, device: torch.device, epoch: in
     assert transform is not None
     for number, batch, indices in items:
         rows = _numbers(number, batch, indices, options.batch_size or 1)
-        yield number, transform(batch, SampleRandom(options.seed, epoch, rows, device)), indices
+        given = SampleRandom(options.seed, epoch, rows, device)
+        try:
+            batch = transform(batch, given)
+        except Exception as error:
+            if by_a_handler(error) or runtime.is_out_of_memory(error):
+                raise
+            raise DataError(of_device_transform(transform, indices, number, error)) from error
+        if batch is None:
+            raise DataError(nothing_of_device_transform(transform, indices, number))
+        yield number, batch, indices
         del batch
 
 

@@ -11,6 +11,7 @@ import torch
 
 from hasten.feed import telling
 from hasten.feed.adapt import Watch
+from hasten.feed.blame import named
 from hasten.feed.choose import Planner
 from hasten.feed.executor import Executor, Items, Parts
 from hasten.feed.lateness import queued_s
@@ -64,8 +65,15 @@ class Feeds:
     def explain(self, device: torch.device | None) -> str:
         """The plan in a paragraph, and how it changed on the way."""
         feed = self._feed(device)
-        changes = [f"  changed from {old} to {new}" for old, new in feed.changes]
-        return "\n".join([feed.executor.plan.explain(self._options.timeout), *changes])
+        lines = [feed.executor.plan.explain(self._options.timeout)]
+        transform = self._options.device_transform
+        if transform is not None and device is None:
+            lines.append(
+                f"  device_transform {named(transform)} is for batches on a device: it runs on "
+                'those of loader.to(device), also of loader.to("cpu"), and not on these'
+            )
+        lines += [f"  changed from {old} to {new}" for old, new in feed.changes]
+        return "\n".join(lines)
 
     def items(
         self, device: torch.device | None, ahead: Ahead | None, epoch: int, first: int

@@ -33,11 +33,10 @@ class Skips:
 
     def tell_of_nothing_left(self) -> None:
         """An epoch gave no batch, as all its samples were left out: no accident of a few files."""
-        index, why = self.first[-1]
+        _, why = self.first[-1]  # names the sample
         _log.warning(
-            "feed: every sample was left out (on_error='skip'), so the epoch gave no batch; sample"
-            " %s, for one: %s",
-            index,
+            "feed: every sample was left out (on_error='skip'), so the epoch gave no batch; for"
+            " one: %s",
             why,
         )
 

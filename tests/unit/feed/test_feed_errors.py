@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import multiprocessing
 import os
 import signal
@@ -12,6 +14,7 @@ from typing import Any
 import feed_datasets as kinds
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from hasten.errors import DataError, UsageError
@@ -81,7 +84,9 @@ def test_an_epoch_of_which_nothing_is_left_is_told_of(
     with Loader(Gone(), 4, plan=plan, on_error="skip") as loader:
         assert list(loader) == []
     told = [record.getMessage() for record in caplog.records if "every sample" in record.msg]
-    assert len(told) == 1 and "is gone" in told[0]
+    assert len(told) == 1
+    assert told[0].count("sample ") == 2, "every sample, and one by its name"
+    assert "is gone" in told[0]
 
 
 def test_skipped_samples_keep_the_draws_of_the_others() -> None:
@@ -93,6 +98,72 @@ def test_skipped_samples_keep_the_draws_of_the_others() -> None:
     found = torch.cat(list(Loader(Broken(), 4, on_error="skip", **options).to("cpu")))
     kept = [place for place in range(23) if place not in (5, 12)]
     assert torch.equal(found, good[kept])
+
+
+@pytest.mark.parametrize("plan", ["inline", "threads", "processes"])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (ZeroDivisionError("no width"), "device_transform flip raised ZeroDivisionError: no width"),
+        (StopIteration(), "device_transform flip raised StopIteration"),
+        (None, "device_transform flip gave None for batch 1 (samples 4, 5, 6, 7): it must return"),
+    ],
+)
+def test_a_device_transform_that_raises_or_gives_nothing_is_named(
+    broken: Exception | None, message: str, plan: str
+) -> None:
+    given = 0
+
+    def flip(batch: Any, rng: Any) -> Any:
+        nonlocal given
+        given += 1
+        if given == 1:
+            return batch
+        if broken is not None:
+            raise broken
+        return None
+
+    with Loader(kinds.Plain(), 4, plan=plan, device_transform=flip) as loader:
+        batches = iter(loader.to("cpu"))
+        next(batches)
+        with pytest.raises(DataError) as info:
+            next(batches)
+    assert message in str(info.value)
+    if broken is not None:
+        assert " on batch 1 (samples 4, 5, 6, 7) (at " in str(info.value)
+        assert info.value.__cause__ is broken
+        assert "in flip" in "".join(traceback.format_exception(broken))
+
+
+def test_memory_that_runs_out_in_a_device_transform_is_told_as_that() -> None:
+    def grow(batch: Any, rng: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        list(Loader(kinds.Plain(), 4, plan="inline", device_transform=grow).to("cpu"))
+
+
+def test_it_is_said_that_a_device_transform_runs_on_the_batches_of_a_device() -> None:
+    def flip(batch: Any, rng: Any) -> Any:
+        return batch
+
+    loader = Loader(kinds.Plain(), 4, plan="inline", device_transform=flip)
+    assert "device_transform flip is for batches on a device" in loader.explain()
+    assert "the batch, by device_transform" in loader.explain("cpu")
+    assert "is for batches on a device" not in loader.explain("cpu")
+    assert "device_transform" not in Loader(kinds.Plain(), 4, plan="inline").explain()
+
+
+class Opening(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        return Image.open(io.BytesIO(b"no picture"))
+
+
+def test_the_place_of_an_error_is_where_the_users_code_called_what_raised() -> None:
+    with pytest.raises(DataError, match="cannot identify image file") as info:
+        list(Loader(Opening(), 4, plan="inline"))
+    line = inspect.getsourcelines(Opening.__getitem__)[1] + 1
+    assert f"(at {__file__}:{line})" in str(info.value)
 
 
 class Odd(kinds.Plain):
