@@ -232,7 +232,7 @@ class _Measurement:
         self.deadline = self.started + share * self.budget_s
         if runtime.is_host(self.device):
             return ()
-        pageable = torch.ones(_TRANSFER_BYTES, dtype=torch.uint8)
+        pageable = torch.ones(_TRANSFER_BYTES, dtype=torch.uint8, device="cpu")
         ways: list[tuple[str, Callable[[], torch.Tensor]]] = [("pageable", lambda: pageable)]
         if runtime.can_pin(self.device):
             pinned = pageable.pin_memory()

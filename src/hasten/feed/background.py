@@ -28,6 +28,7 @@ from hasten.feed.depth import Depth
 from hasten.feed.describe import late, text_of
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import room_for
+from hasten.feed.modes import Modes
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.samples import Made, Maker
@@ -133,7 +134,7 @@ class _Thread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._stuck = False
-        self._thread = Awaited(self._run, name="hasten-feed")
+        self._thread = Awaited(Modes().during, self._run, name="hasten-feed")
 
     def __enter__(self) -> _Thread:
         close_at_end(self)

@@ -53,7 +53,7 @@ class _Lent:
         self.__array_interface__ = {
             "data": (tensor.data_ptr(), True),
             "shape": tuple(tensor.shape),
-            "typestr": array(torch.empty(0, dtype=tensor.dtype)).dtype.str,
+            "typestr": array(torch.empty(0, dtype=tensor.dtype, device="cpu")).dtype.str,
             "version": 3,
         }
 
@@ -86,8 +86,8 @@ class Ring:
         one's memory.
         """
         if 0 in shape or not shape:
-            return torch.empty(shape, dtype=dtype)
-        kind = array(torch.empty(0, dtype=dtype)).dtype
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        kind = array(torch.empty(0, dtype=dtype, device="cpu")).dtype
         with self._lock:
             if _counts_are_exact():
                 for place in range(len(self._arrays)):

@@ -67,7 +67,7 @@ def sample_keys(seed: int, epoch: int, indices: Indices) -> Words:
 def permutation(count: int, seed: int, epoch: int) -> Indices:
     """The shuffled order of an epoch: int64 [count]."""
     generator = torch.Generator().manual_seed(mix(seed, epoch, ORDER))
-    order: Indices = torch.randperm(count, generator=generator).numpy()
+    order: Indices = torch.randperm(count, generator=generator, device="cpu").numpy()
     return order
 
 

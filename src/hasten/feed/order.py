@@ -251,7 +251,9 @@ class GivenOrder:
         try:
             source = iter(self._sampler)
             if self._given is not None and self._generator is self._given:
-                torch.empty((), dtype=torch.int64).random_(generator=self._given)
+                torch.empty((), dtype=torch.int64, device=self._given.device).random_(
+                    generator=self._given
+                )
             passed = 0
             for batch in islice(source, first):
                 passed += 1

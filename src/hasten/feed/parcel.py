@@ -247,7 +247,7 @@ class _Memories:
         return found
 
     def _memory(self, storage: torch.UntypedStorage, start: int, size: int) -> _Memory:
-        values = torch.empty(0, dtype=torch.uint8).set_(storage, start, (size,), (1,))
+        values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,), (1,))
         buffer = PickleBuffer(values.numpy())  # type: ignore[arg-type]
         self._addresses[id(buffer)] = storage.data_ptr() + start
         self._kept += [buffer, storage]
@@ -274,7 +274,7 @@ def _tensor_of(
     stride: tuple[int, ...],
     wants: bool,
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad=wants)
     return tensor.requires_grad_() if wants else tensor

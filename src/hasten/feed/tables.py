@@ -112,7 +112,7 @@ class Table:
             return [_rows(column, values, indices, pin) for column, values in columns]
         part_of = np.searchsorted(self._starts, indices, side="right") - 1
         batch = [
-            torch.empty((len(indices), *c.shape[1:]), dtype=c.dtype, pin_memory=pin)
+            torch.empty((len(indices), *c.shape[1:]), dtype=c.dtype, device="cpu", pin_memory=pin)
             for c in self._parts[0]
         ]
         for number in np.unique(part_of):
@@ -184,6 +184,8 @@ def _rows(column: torch.Tensor, values: Array | None, rows: Indices, pin: bool) 
         return taken.pin_memory() if pin else taken
     if not pin:
         return tensor_of(values.take(rows, 0), column.dtype)
-    target = torch.empty((len(rows), *column.shape[1:]), dtype=column.dtype, pin_memory=True)
+    target = torch.empty(
+        (len(rows), *column.shape[1:]), dtype=column.dtype, device="cpu", pin_memory=True
+    )
     values.take(rows, 0, out=array(target), mode="clip")  # "raise" would go through a copy
     return target

@@ -17,6 +17,7 @@ from hasten.feed.depth import Depth
 from hasten.feed.describe import late
 from hasten.feed.ending import close_at_end
 from hasten.feed.forking import room_for
+from hasten.feed.modes import Modes
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
 from hasten.feed.resting import Rest
@@ -102,8 +103,9 @@ class Threads:
             others = [job.rest[place] for place in places]
             rest = iter(self._maker.collate(job.epoch, job.number, others, kept))
         whole = len(places) == len(job.indices)
+        at = torch.tensor(places, device="cpu")
         batch = [
-            next(rest) if column is None else column if whole else column[torch.tensor(places)]
+            next(rest) if column is None else column if whole else column[at]
             for column in job.columns
         ]
         return batch[0] if job.container is None else batch
@@ -123,7 +125,7 @@ class _Memory:
     def empty(self, count: int, kind: tuple[torch.Size, torch.dtype]) -> torch.Tensor:
         shape, dtype = (count, *kind[0]), kind[1]
         if self._pinned:  # PyTorch keeps such memory for use again, and knows when it is free
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
         return self._ring.empty(shape, dtype)
 
 
@@ -220,8 +222,10 @@ class _Pool:
         self._closed = False
         self._stuck = False
         self._rest = Rest(workers)
+        modes = Modes()
         self._threads = [
-            Awaited(self._run, name=f"hasten-feed-{number}") for number in range(workers)
+            Awaited(modes.during, self._run, name=f"hasten-feed-{number}")
+            for number in range(workers)
         ]
 
     def __enter__(self) -> _Pool:

@@ -21,6 +21,7 @@ from hasten.feed.forking import refuse_workers_here
 from hasten.feed.handlers import by_a_handler
 from hasten.feed.jobs import Bound, Jobs
 from hasten.feed.keys import workers_generator
+from hasten.feed.modes import Modes
 from hasten.feed.options import Options
 from hasten.feed.order import Order
 from hasten.feed.plan import Plan
@@ -56,7 +57,7 @@ class Processes:
         self._lasting: Pool | None = None
         self._behind: Jobs | None = None  # of the lasting workers: of an epoch that was left
         self._taking = threading.Lock()
-        self._content: bytes | None = None  # of the data set that the lasting workers have
+        self._content: object = None  # of the data set that the lasting workers have, and modes
         self.unfit = ""
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
@@ -113,13 +114,14 @@ class Processes:
     def __del__(self) -> None:
         self.close()
 
-    def _seen(self) -> bytes | None:
-        return fingerprint(self._options.dataset, self._options.collate_fn)
+    def _seen(self) -> object:
+        found = fingerprint(self._options.dataset, self._options.collate_fn)
+        return None if found is None else (found, Modes().key)
 
     def _started(self, epoch: int) -> Pool:
         options, workers = self._options, self._plan.workers
         self._content = self._seen() if self._plan.kept else None
-        draw = torch.empty((), dtype=torch.int64)
+        draw = torch.empty((), dtype=torch.int64, device="cpu")
         base = int(draw.random_(generator=workers_generator(self._maker.seed, epoch)).item())
         function = options.worker_init_fn
         beginning = Beginning(options.dataset, workers, base, function)

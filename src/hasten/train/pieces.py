@@ -81,7 +81,7 @@ class Stored(torch.Tensor):
     @staticmethod
     def of(shape: tuple[int, ...], parts: tuple[Part, ...]) -> Stored:
         """Of parts that make up the whole."""
-        stands_for = torch.empty(1, dtype=parts[0].data.dtype).expand(shape)
+        stands_for = torch.empty(1, dtype=parts[0].data.dtype, device="cpu").expand(shape)
         made: Stored = torch.Tensor._make_subclass(Stored, stands_for)
         made.parts = parts
         return made
@@ -211,7 +211,7 @@ def files_for(found: Manifest, rank: int, size: int) -> set[str]:
 
 def whole(stored: Stored) -> torch.Tensor:
     """Read it all, to the host."""
-    made = torch.zeros(tuple(stored.shape), dtype=stored.dtype)
+    made = torch.zeros(tuple(stored.shape), dtype=stored.dtype, device="cpu")
     _fill(made, stored)
     return made
 

@@ -96,13 +96,17 @@ class World:
         """The sums of each value over the processes, in float64."""
         if self.size == 1:
             return list(values)
-        return self._reduced(torch.tensor(values, dtype=torch.float64), dist.ReduceOp.SUM)
+        return self._reduced(
+            torch.tensor(values, dtype=torch.float64, device="cpu"), dist.ReduceOp.SUM
+        )
 
     def most(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over the processes."""
         if self.size == 1:
             return list(values)
-        return self._reduced(torch.tensor(values, dtype=torch.int64), dist.ReduceOp.MAX)
+        return self._reduced(
+            torch.tensor(values, dtype=torch.int64, device="cpu"), dist.ReduceOp.MAX
+        )
 
     def any(self, flag: bool) -> bool:
         """Whether it holds for one of the processes."""

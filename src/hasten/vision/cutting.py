@@ -154,7 +154,7 @@ def cut(
         square = square[:, ::-1]
     channels = min(square.shape[2], 3)
     if out is None or out.shape != (channels, size, size) or out.dtype != torch.uint8:
-        out = torch.empty((channels, size, size), dtype=torch.uint8)
+        out = torch.empty((channels, size, size), dtype=torch.uint8, device="cpu")
     _lay_apart(square, out.numpy())
     return out
 

@@ -114,7 +114,7 @@ def _pinning(kind: str) -> bool:
     if not is_current_type(torch.device(kind)):
         return False  # pin_memory() pins for the current accelerator only
     if kind not in _pinnable:
-        pinned = ask(None, torch.empty(1).pin_memory)
+        pinned = ask(None, torch.empty(1, device="cpu").pin_memory)
         _pinnable[kind] = pinned is not None and bool(pinned.is_pinned())
     return _pinnable[kind]
 
