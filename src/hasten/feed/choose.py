@@ -179,33 +179,39 @@ class Planner:
             return Plan(name="inline", reason=f"{each}, too cheap to hand over", remedy="cheap")
         if not cost.steady:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}", remedy="steady")
-        have, waits = runtime.cores(), cost.waits
+        # Only in processes is that done beside each other: threads leave it to the loop's.
+        collating_s = 0.0 if maker.default_collate else cost.collate_seconds
+        collates = collating_s > cost.seconds * sizing.size
+        if collates:
+            each += f", {duration(collating_s)} to collate a batch"
+        have, waits = runtime.cores(), cost.waits and not collates
         free = 1.0 if cost.free is None else cost.free  # fetch is meant for threads
         # Where others want the cores, the lock seems less free than it is.
         enough = _FREE_ENOUGH if cost.crowded else _FREE
-        if maker.fetch is not None and (
+        if (maker.fetch is not None and not collates) and (
             waits or cost.cut or cost.shares or free > enough or have == 1
         ):
             if not waits:
                 return sizing.by_threads(have, each)
             wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
             return sizing.by_threads(wanted, f"{each}, {_WAITS}")
-        if maker.fetch is None and not cost.draws and self._several:
+        if maker.fetch is None and not cost.draws and self._several and not collates:
             if waits:
                 wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
             if cost.free is not None and free > enough and have > 1:
                 return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
-        lasting = cost.cut or cost.seconds * count >= _START_WORKERS_S
+        epoch_s = sizing.batch_s(cost) * count / sizing.size
+        lasting = cost.cut or epoch_s >= _START_WORKERS_S
         # What samples open in a thread here, no worker that is forked later may have.
         if maker.fetch is None and waits and not cost.draws and not (cost.opens and lasting):
             return sizing.by_threads(1, f"{each}, {_WAITS}")
         if have == 1 and not waits:
             return Plan(name="inline", reason=f"{each}, and one core")
         if not lasting:
-            whole = duration(cost.seconds * count)
-            short = f"{each}, {whole} an epoch: too little to start processes for"
-            if maker.fetch is None and (cost.draws or cost.free is None or not self._several):
+            short = f"{each}, {duration(epoch_s)} an epoch: too little to start processes for"
+            here = bool(cost.draws) or cost.free is None or not self._several
+            if collates or (maker.fetch is None and here):
                 return Plan(name="inline", reason=short, remedy="lasting")
             # Threads need no starting.
             if free > _FREE_ENOUGH and have > 1:

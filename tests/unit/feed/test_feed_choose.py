@@ -152,6 +152,40 @@ def test_what_waits_and_opens_a_connection_is_made_by_processes_from_the_start(
     assert dataset.connection is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "seconds", "busy", "collate_s", "count", "name", "says"),
+    [
+        (Timed, 1e-6, 1.0, 0.5, 5000, "processes", "1 µs a sample, 500 ms to collate a batch"),
+        (Timed, 1e-6, 1.0, 0.0029, 5000, "inline", "too cheap to hand over"),
+        (Timed, 1e-6, 1.0, 0.02, 160, "inline", "20 ms to collate a batch, 200 ms an epoch"),
+        (Timed, 2e-3, 0.1, 0.5, 5000, "processes", "500 ms to collate a batch"),
+        (Timed, 2e-3, 0.1, 0.02, 5000, "threads", "mostly waiting"),
+        (TimedFetching, 2e-3, 1.0, 0.5, 5000, "processes", "500 ms to collate a batch"),
+        (TimedFetching, 2e-3, 1.0, 0.02, 5000, "threads", "2 ms a sample"),
+    ],
+)
+def test_what_a_collate_function_takes_counts(
+    kind: type[Timed],
+    seconds: float,
+    busy: float,
+    collate_s: float,
+    count: int,
+    name: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As samples do; and threads leave it to the loop's, where processes share it out."""
+    monkeypatch.setattr("hasten.feed.choose.harmless", lambda dataset: True)
+    dataset = kind(seconds, busy=busy, count=count, free=1.0)
+
+    def collate(samples: list[Any]) -> Any:
+        dataset.now += collate_s
+        return samples
+
+    plan = planned(dataset, monkeypatch, collate_fn=collate)
+    assert (plan.name, says in str(plan)) == (name, True), str(plan)
+
+
 def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "cores", lambda: 1)
     assert planned(Timed(2e-3), monkeypatch).name == "inline"
