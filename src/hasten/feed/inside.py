@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from hasten.feed import surroundings
-from hasten.feed.buffers import read_only
+from hasten.feed import contents, surroundings
+from hasten.feed.modes import ambient
 from hasten.feed.native import referred, under_way
 
 _LONG = 64  # longer containers count by their length and place in memory, or by their items' places
 _MOST_ITEMS = 5_000_000  # of long containers: some 10 ms each time they are compared
-_WHOLE_BYTES = 1 << 20  # arrays and tensors of more count by their place in memory in any case
+_WHOLE_BYTES = 1 << 20  # of arrays and tensors of more, some values are compared
 _MOST_BYTES = 1 << 22  # of tensors: some 0.2 ms each time they are compared
 _MOST = 4000  # objects that are looked at
 _SMALL_BYTES = 256  # smaller tensors and arrays count by their values
@@ -74,7 +74,7 @@ class Mark:
 
     To the attributes of `inside` come those of their classes, what class functions close over or
     cache, and of long containers every item: what is put in its place is seen, what is written
-    within it is not.
+    within it is not. Of large arrays and tensors some values are compared.
 
     Attributes:
         told: whether it can be told; else they count as changed.
@@ -94,6 +94,7 @@ class Mark:
             return True
 
     def _look(self, found: list[Any], *, keep: bool) -> bool:
+        found.append(ambient())
         try:
             _Whole(found, keep=keep).at_all(self._objects)
         except UntoldError:
@@ -160,11 +161,12 @@ class _Whole(_Look):
 
     def _within(self, item: Any, state: str | None) -> list[Any]:
         if isinstance(item, (*_BYTES, np.ndarray)):
-            if _size(item) <= _WHOLE_BYTES:
-                self._found.append(item.tobytes() if hasattr(item, "tobytes") else bytes(item))
+            self._found.append(contents.of_bytes(item, _WHOLE_BYTES))
             return [*_given(item), *_objects(item)]
         if isinstance(item, torch.Tensor):
-            self._found.append(self._content(item))
+            values, size = contents.of_tensor(item, min(_WHOLE_BYTES, self._left_bytes))
+            self._left_bytes -= size
+            self._found.append(values)
         if isinstance(item, _CONTAINERS) and len(item) > _LONG:
             self._left -= len(item)
             if self._left < 0:
@@ -173,17 +175,6 @@ class _Whole(_Look):
                 _listed(item) if self._keep or not isinstance(item, list) else [item]
             )
         return [*super()._within(item, state), *self._around(item)]
-
-    def _content(self, item: torch.Tensor) -> bytes | None:
-        """Of a tensor that is not large: what is written through `.data` and by NumPy leaves no
-        other trace."""
-        with torch._C.DisableTorchFunctionSubclass():
-            odd = item.is_quantized or item.is_conj() or item.is_neg()
-            size = item.numel() * item.element_size()
-            if item.device.type != "cpu" or odd or size > min(_WHOLE_BYTES, self._left_bytes):
-                return None
-            self._left_bytes -= size
-            return read_only(item.detach().contiguous()).tobytes()
 
     def _around(self, item: Any) -> Iterator[Any]:
         if isinstance(item, types.FunctionType):
@@ -199,11 +190,6 @@ class _Whole(_Look):
                 yield from inner
                 for function in surroundings.functions_in(kind):
                     yield from surroundings.changeable(function)
-
-
-def _size(item: Any) -> int:
-    size: int = item.nbytes if isinstance(item, np.ndarray) else memoryview(item).nbytes
-    return size
 
 
 def _objects(item: Any) -> list[Any]:

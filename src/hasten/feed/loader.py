@@ -176,7 +176,7 @@ class Loader(Attributes):
                 tensors, "processes", "inline".
             ahead: False takes nothing of the data set before the DataLoader would (its workers
                 do), which keeps the results of every data set, also of one that follows from what
-                cannot be seen: files, variables of libraries, large arrays that are written to.
+                cannot be seen: files, variables of libraries, what is written in large arrays.
             device_transform: see `Loader`.
             on_error: see `Loader`.
 

@@ -8,9 +8,11 @@ has those of the thread that it was forked by; a new thread has none of them.
 from __future__ import annotations
 
 import contextvars
+import decimal
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import numpy as np
 import torch
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -50,3 +52,9 @@ class Modes:
             if self._device.type != "cpu":
                 modes.enter_context(self._device)
             work()
+
+
+def ambient() -> tuple[object, ...]:
+    """What samples follow from beside objects, as it is in this thread: to be compared later."""
+    exact = decimal.getcontext()
+    return Modes().key, torch.get_default_dtype(), np.geterr(), exact.prec, exact.rounding

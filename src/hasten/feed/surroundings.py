@@ -120,13 +120,33 @@ def changeable(function: Any) -> Iterator[Any]:
     function = _uncached(function)
     if not isinstance(function, types.FunctionType) or _of_library(function.__module__):
         return
+    named = _names(function.__code__)[1]
+    modules = list(_imported(function))
     for value in variables_of(function):
         if isinstance(value, types.ModuleType):
-            if not _of_library(value.__name__):
-                known = vars(value)
-                yield from (known[n] for n in _names(function.__code__)[1] if n in known)
+            modules.append(value)
         elif not (isinstance(value, (*_CALLED, type)) and _of_library(value.__module__)):
             yield value
+    seen: set[int] = set()
+    while modules:
+        module = modules.pop()
+        if id(module) in seen or _of_library(module.__name__):
+            continue
+        seen.add(id(module))
+        found = [vars(module)[name] for name in named if name in vars(module)]
+        modules += [value for value in found if isinstance(value, types.ModuleType)]
+        yield from found
+
+
+def _imported(function: types.FunctionType) -> Iterator[types.ModuleType]:
+    """The modules that its code imports, as far as they are there already."""
+    package = str(function.__globals__.get("__package__") or "")
+    within = [package.rsplit(".", level)[0] for level in range(package.count(".") + 1)]
+    for name in _imports(function.__code__):
+        for full in (name, *(f"{outer}.{name}".strip(".") for outer in within if outer)):
+            module = sys.modules.get(full)
+            if isinstance(module, types.ModuleType):
+                yield module
 
 
 def _uncached(function: Any) -> Any:
@@ -141,6 +161,16 @@ def _of_library(module: str | None) -> bool:
         return True
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+@functools.lru_cache(maxsize=2048)
+def _imports(code: types.CodeType) -> frozenset[str]:
+    """Of the modules that it imports where it runs."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _imports(constant)
+    return frozenset(found)
 
 
 @functools.lru_cache(maxsize=2048)

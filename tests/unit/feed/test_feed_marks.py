@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import decimal
 import functools
 import importlib
 import io
 import itertools
 import logging
 import random
+import sys
 import time
 import types
 import weakref
@@ -264,6 +266,133 @@ def test_variables_of_another_module_of_a_person_s_are_seen(
     assert not mark.changed()
     scales.SCALE = 2.0
     assert mark.changed()
+
+
+INSIDE = """
+def imported(index):
+    import mine.scales
+    return index * mine.scales.SCALE
+
+def from_it(index):
+    from mine.scales import SCALE
+    return index * SCALE
+
+def relative(index):
+    from .scales import SCALE
+    return index * SCALE
+
+def nested(index):
+    return [(lambda: __import__ and _scaled(each))() for each in [index]]
+
+def _scaled(index):
+    from . import scales
+    return index * scales.SCALE
+
+import mine.scales
+
+def dotted(index):
+    return index * mine.scales.SCALE
+
+def called(index):
+    return mine.scales.scaled(index)
+"""
+
+
+@pytest.mark.parametrize("name", ["imported", "from_it", "relative", "nested", "dotted", "called"])
+def test_variables_are_seen_however_their_module_is_reached(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "scales.py").write_text(
+        "SCALE = 1.0\nOTHER = 1.0\ndef scaled(index):\n    return index * SCALE\n"
+    )
+    (tmp_path / "mine" / "used.py").write_text(INSIDE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scales, used = (importlib.import_module(f"mine.{of}") for of in ("scales", "used"))
+    try:
+        mark = Mark(Numbers(getattr(used, name)))
+        scales.OTHER = 2.0
+        assert not mark.changed()
+        scales.SCALE = 2.0
+        assert mark.changed()
+    finally:
+        for module in ("mine", "mine.scales", "mine.used"):
+            del sys.modules[module]
+
+
+LARGE: dict[str, Callable[[], Any]] = {
+    "rows": lambda: torch.zeros(1000, 600),
+    "one dimension": lambda: torch.zeros(600_000),
+    "images": lambda: torch.zeros(100, 3, 64, 64),
+    "transposed": lambda: torch.zeros(600, 1000).T,
+    "channels last": lambda: torch.zeros(64, 8, 32, 32).to(memory_format=torch.channels_last),
+    "weights": lambda: torch.nn.Parameter(torch.zeros(1000, 600)),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_what_is_written_all_over_a_large_tensor_without_a_trace_is_seen(kind: str) -> None:
+    made = LARGE[kind]()
+    for held in (made, made.detach().numpy()):
+        mark = Mark(Numbers(held))
+        assert mark.told
+        assert not mark.changed()
+        made.data.add_(1)
+        assert mark.changed()
+
+
+def test_a_step_of_a_fused_optimizer_is_seen() -> None:
+    """It counts no write."""
+    layer = torch.nn.Linear(1000, 600)
+    mark = Mark(Numbers(layer))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
+    layer(torch.ones(2, 1000)).sum().backward()
+    mark = Mark(Numbers(layer))
+    version = layer.weight._version
+    assert not mark.changed()
+    optimizer.step()
+    assert mark.changed()
+    assert layer.weight._version == version, "else this tests nothing"
+
+
+def test_a_long_bytearray_that_is_written_all_over_is_seen() -> None:
+    held = bytearray(1 << 21)
+    mark = Mark(Numbers(held))
+    assert not mark.changed()
+    held[:] = b"1" * len(held)
+    assert mark.changed()
+
+
+def _dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def _errors() -> None:
+    np.seterr(all="raise")
+
+
+def _digits() -> None:
+    decimal.getcontext().prec = 5
+
+
+def _gradients() -> None:
+    torch.set_grad_enabled(False)
+
+
+@pytest.mark.parametrize("change", [_dtype, _errors, _digits, _gradients])
+def test_modes_that_the_loop_leaves_set_are_seen(change: Callable[[], None]) -> None:
+    dtype, errors, digits = torch.get_default_dtype(), np.geterr(), decimal.getcontext().prec
+    mark = Mark(Numbers())
+    assert not mark.changed()
+    try:
+        change()
+        assert mark.changed()
+    finally:
+        torch.set_default_dtype(dtype)
+        np.seterr(**errors)
+        decimal.getcontext().prec = digits
+        torch.set_grad_enabled(True)
 
 
 @pytest.mark.parametrize(
