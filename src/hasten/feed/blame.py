@@ -25,7 +25,8 @@ from hasten.feed.describe import (
 
 _FETCH = _IterableDatasetFetcher.fetch.__code__
 _PATHS = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES = ("<frozen", *(path + "/" for path in _PATHS), f"{Path(__file__).parents[1]}/")
+_LIBRARIES = (*map(Path, _PATHS), Path(__file__).parents[1])
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # also those of a person or a system
 
 
 def raised(name: str, dataset: Any, whose: str, error: Exception, more: str = "") -> str:
@@ -47,9 +48,15 @@ def raised(name: str, dataset: Any, whose: str, error: Exception, more: str = ""
 def _place(error: BaseException) -> str:
     """Where in the code, in brackets: where the user's own called what raised, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in frames if _is_own(frame.filename)]
     innermost = (own or frames)[-1:]
     return "".join(f" (at {frame.filename}:{frame.lineno})" for frame in innermost)
+
+
+def _is_own(file: str) -> bool:
+    path = Path(file)
+    library = any(path.is_relative_to(folder) for folder in _LIBRARIES)
+    return not (library or file.startswith("<frozen") or _INSTALLED.intersection(path.parts))
 
 
 def of_device_transform(transform: Any, indices: Any, number: int, error: Exception) -> str:

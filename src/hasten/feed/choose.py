@@ -22,7 +22,14 @@ from hasten.feed.placing import to_place
 from hasten.feed.plan import Plan, duration
 from hasten.feed.recognise import unread
 from hasten.feed.samples import Maker
-from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
+from hasten.feed.sizing import (
+    CHEAP_BATCH_S,
+    LOCK_FREE,
+    MOST_WORKERS,
+    TOO_CHEAP,
+    TOO_LITTLE,
+    Sizing,
+)
 from hasten.feed.tables import Table
 from hasten.observe.remedies import Remedy
 
@@ -176,7 +183,7 @@ class Planner:
         if cost.cut:
             each = f"over {each}"
         if sizing.batch_s(cost) < CHEAP_BATCH_S:
-            return Plan(name="inline", reason=f"{each}, too cheap to hand over", remedy="cheap")
+            return Plan(name="inline", reason=f"{each}{TOO_CHEAP}", remedy="cheap")
         if not cost.steady:
             return Plan(name="inline", reason=f"{each}, {_UNSTEADY}", remedy="steady")
         # Only in processes is that done beside each other: threads leave it to the loop's.
@@ -200,7 +207,7 @@ class Planner:
                 wanted = min(MOST_WORKERS, workers_for(have, cost.busy))
                 return sizing.by_threads(wanted, f"{each}, {_WAITS}")
             if cost.free is not None and free > enough and have > 1:
-                return sizing.by_threads(have, f"{each}, which leave the interpreter's lock free")
+                return sizing.by_threads(have, f"{each}{LOCK_FREE}")
         epoch_s = sizing.batch_s(cost) * count / sizing.size
         lasting = cost.cut or epoch_s >= _START_WORKERS_S
         # What samples open in a thread here, no worker that is forked later may have.
@@ -209,7 +216,7 @@ class Planner:
         if have == 1 and not waits:
             return Plan(name="inline", reason=f"{each}, and one core")
         if not lasting:
-            short = f"{each}, {duration(epoch_s)} an epoch: too little to start processes for"
+            short = f"{each}, {duration(epoch_s)} an epoch{TOO_LITTLE}"
             here = bool(cost.draws) or cost.free is None or not self._several
             if collates or (maker.fetch is None and here):
                 return Plan(name="inline", reason=short, remedy="lasting")

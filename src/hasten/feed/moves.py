@@ -9,7 +9,13 @@ import torch
 from hasten.devices import runtime
 from hasten.feed.measure import Measured
 from hasten.feed.plan import Plan
-from hasten.feed.sizing import CHEAP_BATCH_S, MOST_WORKERS, Sizing
+from hasten.feed.sizing import (
+    AGAINST_PROCESSES,
+    CHEAP_BATCH_S,
+    MOST_WORKERS,
+    TOO_CHEAP,
+    Sizing,
+)
 from hasten.observe.remedies import Remedy
 
 _BESIDE_S = 0.0004  # what is handed over where the step leaves cores to the workers
@@ -43,7 +49,7 @@ class Moves:
             have, cost = runtime.cores(), self._sizing.seen
             if "threads" in self._unfit or have == 1 or (cost is not None and not cost.steady):
                 return None
-            return _like(self._sizing.by_threads(have, plan.reason), plan)
+            return _like(self._sizing.by_threads(have, plan.reason.replace(TOO_CHEAP, "")), plan)
         if plan.niceness and crowded:  # what the step leaves, other programs take
             return replace(plan, niceness=0)
         return self._more(plan) or self._unlocked(plan, crowded)
@@ -56,7 +62,8 @@ class Moves:
         most = self._most(plan, wait_s if plan.name == "inline" else self._sizing.batch_s(cost))
         if not most:
             return None
-        new = self._sizing.by_processes(cost, plan.reason, most=most, crowded=crowded)
+        reason = _for_processes(plan.reason)
+        new = self._sizing.by_processes(cost, reason, most=most, crowded=crowded)
         if most < MOST_WORKERS:  # on cores of their own, they give way to nobody
             new = replace(new, niceness=0)
         return _like(new, plan)
@@ -83,7 +90,8 @@ class Moves:
             return None
         if cost is None or cost.waits or plan.workers < runtime.cores():
             return None
-        return _like(self._sizing.by_processes(cost, plan.reason, crowded=crowded), plan)
+        reason = _for_processes(plan.reason)
+        return _like(self._sizing.by_processes(cost, reason, crowded=crowded), plan)
 
     @property
     def _apart(self) -> Measured | None:
@@ -156,9 +164,15 @@ class Moves:
         cost = self._apart
         worth = cost is not None and self._sizing.batch_s(cost) >= CHEAP_BATCH_S
         if plan.name == "threads" and worth and cost is not None and self._chosen:
-            return _like(self._sizing.by_processes(cost, reason), plan)
+            return _like(self._sizing.by_processes(cost, _for_processes(reason)), plan)
         remedy: Remedy = "room" if plan.name == "processes" else "cheaper"
         return _like(Plan(name="inline", reason=reason, remedy=remedy), plan)
+
+
+def _for_processes(reason: str) -> str:
+    for against in AGAINST_PROCESSES:
+        reason = reason.replace(against, "")
+    return reason
 
 
 def _like(new: Plan, old: Plan) -> Plan:

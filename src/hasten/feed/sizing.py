@@ -31,6 +31,11 @@ Clock = Callable[[], float]
 CHEAP_BATCH_S = 0.003
 """A batch that takes less to make is handed over where cores are left to the workers alone."""
 MOST_WORKERS = 16
+TOO_CHEAP = ", too cheap to hand over"
+TOO_LITTLE = ": too little to start processes for"
+LOCK_FREE = ", which leave the interpreter's lock free"
+AGAINST_PROCESSES = (TOO_CHEAP, TOO_LITTLE, LOCK_FREE)
+"""What is no reason any more once processes are tried."""
 _NO_MEMORY = "memory has room for no batches ahead"
 _MEMORY_SHARE = 0.25  # of the host's free memory, for batches ahead of the loop
 _SHORT_OF_MEMORY = 0.05  # share of the host's memory that is free, below which less is taken

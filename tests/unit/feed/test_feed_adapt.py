@@ -18,6 +18,7 @@ from hasten.feed import sizing as sizing_module
 from hasten.feed.adapt import Watch
 from hasten.feed.measure import Measured
 from hasten.feed.moves import Moves as PlanMoves
+from hasten.feed.sizing import LOCK_FREE, TOO_CHEAP, TOO_LITTLE
 
 
 class Moves:
@@ -498,6 +499,37 @@ def test_threads_that_wait_for_one_lock_after_all_give_way_to_processes(
     assert moves(replace(COST, steady=False), monkeypatch).larger(threads, 0.1) is None
     waiting = moves(replace(COST, cpu_seconds=0.001), monkeypatch).larger(threads, 0.1)
     assert waiting is not None and (waiting.name, waiting.workers) == ("threads", 3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (
+            Plan(name="inline", reason=f"1 ms a sample, 90 ms an epoch{TOO_LITTLE}; more"),
+            "1 ms a sample, 90 ms an epoch; more",
+        ),
+        (Plan(name="inline", reason=f"1 ms a sample{TOO_CHEAP}"), "1 ms a sample"),
+        (
+            Plan(
+                name="threads",
+                reason=f"1 ms a sample{LOCK_FREE}",
+                workers=2,
+                prefetch_batches=2,
+            ),
+            "1 ms a sample",
+        ),
+    ],
+)
+def test_a_plan_of_processes_does_not_say_why_there_should_be_none(
+    plan: Plan, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: 2)
+    plans = moves(COST, monkeypatch)
+    new = plans.larger(plan, 0.1)
+    assert new is not None and (new.name, new.reason) == ("processes", reason)
+    if plan.name == "threads":
+        instead = moves(COST, monkeypatch).instead(plan, "it deadlocks")
+        assert instead.reason == f"{reason}; not threads: it deadlocks"
 
 
 def test_files_that_samples_keep_open_are_not_shared_with_forked_workers(

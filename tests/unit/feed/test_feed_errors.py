@@ -9,6 +9,7 @@ import os
 import signal
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import feed_datasets as kinds
@@ -164,6 +165,23 @@ def test_the_place_of_an_error_is_where_the_users_code_called_what_raised() -> N
         list(Loader(Opening(), 4, plan="inline"))
     line = inspect.getsourcelines(Opening.__getitem__)[1] + 1
     assert f"(at {__file__}:{line})" in str(info.value)
+
+
+def test_what_is_installed_for_one_person_is_a_library_too(tmp_path: Path) -> None:
+    folder = tmp_path / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    file = folder / "reader.py"
+    file.write_text("def read():\n    raise ValueError('no header')\n")
+    found: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), found)
+
+    class Reading(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            return found["read"]()
+
+    with pytest.raises(DataError, match="no header") as info:
+        list(Loader(Reading(), 4, plan="inline"))
+    assert f"(at {__file__}:" in str(info.value)
 
 
 class Odd(kinds.Plain):
