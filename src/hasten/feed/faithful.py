@@ -12,7 +12,7 @@ from hasten.errors import UsageError
 from hasten.feed.asgiven import AsGiven, Gathering
 from hasten.feed.choose import Planner
 from hasten.feed.foresight import tried
-from hasten.feed.harmless import calls_harmless, harmless
+from hasten.feed.harmless import doubt
 from hasten.feed.options import Options
 from hasten.feed.originals import plan_of
 from hasten.feed.placing import to_place
@@ -146,10 +146,11 @@ class Faithful:
         if self._options.iterable:
             why = f"{named}, each of which reads the stream by a copy of its own"
             return plan_of(loader, why, "stream" if more else "cheaper")
-        why = "kept, as samples may draw, and what they draw depends on their worker"
+        unharmless = doubt(loader.dataset, loader.collate_fn)
+        why = f"kept, as {unharmless}"
         if loader.worker_init_fn is not None:
             why = "kept, as its worker_init_fn may set up the data set in each"
-        elif harmless(loader.dataset) and calls_harmless(loader.collate_fn):
+        elif not unharmless:
             why = (
                 "kept, though samples are seen to draw nothing: a hasten.Loader of the data set "
                 "chooses by what they cost"

@@ -7,6 +7,9 @@ called, and other functions whose source is read in the same way. Everything els
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
@@ -16,6 +19,9 @@ from hasten.feed.fetching import many_of
 from hasten.feed.plain import is_constant, is_plain, is_record
 from hasten.feed.reading import UNKNOWN, Scope, behind, method, shown
 from hasten.feed.visitor import PASSING, Visitor
+
+_LONG = 40  # letters of code in a message
+_UNSEEN = "samples are not seen to draw nothing and change nothing"
 
 
 def harmless(dataset: Any) -> bool:
@@ -46,6 +52,47 @@ def calls_harmless(function: Any) -> bool:
     return shown(lambda: _Harmless().calls(function, pure.Given(1)))
 
 
+def doubt(dataset: Any, collate_fn: Any) -> str:
+    """Why samples and batches are not taken for harmless, with the place in the code, where it is
+    known; "" where they are."""
+    for whole in _wholes(dataset):
+        kind = type(whole).__name__
+        if many_of(whole) is not None:
+            return f"{_UNSEEN} (__getitems__ of {kind} is not read)"
+        judge = _Harmless()
+        if not shown(partial(judge.function, method(whole, "__getitem__"), whole)):
+            return _refused(judge) or f"{_UNSEEN} (the source of {kind} cannot be read)"
+    judge = _Harmless()
+    if not shown(partial(judge.calls, collate_fn, pure.Given(1))):
+        return _refused(judge) or f"{_UNSEEN} (the source of its collate_fn cannot be read)"
+    return ""
+
+
+def _wholes(dataset: Any) -> Iterator[Any]:
+    """The data sets that others only index."""
+    inner = [dataset.dataset] if type(dataset) is Subset else []
+    inner = dataset.datasets if type(dataset) is ConcatDataset else inner
+    for each in inner:
+        yield from _wholes(each)
+    if not inner:
+        yield dataset
+
+
+def _refused(judge: _Harmless) -> str:
+    """The code that is not harmless; "" where none was read."""
+    if judge.refused is None:
+        return ""
+    node, scope = judge.refused
+    called = node.func if isinstance(node, ast.Call) else node
+    text = ast.unparse(called).split("\n")[0]
+    text = text if len(text) <= _LONG else f"{text[:_LONG]}…"
+    file = Path(scope.function.__code__.co_filename).name
+    where = f"{text} at {file}:{getattr(node, 'lineno', scope.tree.lineno)}"
+    if isinstance(node, ast.Call) and pure.draws(scope.known(called)):
+        return f"samples draw ({where}), and what they draw depends on their worker"
+    return f"{_UNSEEN} ({where})"
+
+
 class _Harmless(Visitor):
     passing = (*PASSING, ast.With, ast.withitem)
 
@@ -53,11 +100,11 @@ class _Harmless(Visitor):
         super().__init__()
         self._plain: dict[int, tuple[Any, bool]] = {}
 
-    def sees(self, node: ast.AST, scope: Scope) -> bool:
+    def allows(self, node: ast.AST, scope: Scope) -> bool:
         """See `Visitor`; what is there may be seen by another thread, and is not written to."""
         if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
             return False
-        return super().sees(node, scope)
+        return super().allows(node, scope)
 
     def default(self, value: Any) -> bool:
         """See `Visitor`."""

@@ -20,14 +20,15 @@ from typing import Any
 UNKNOWN: Any = object()
 """What a name stands for that is not the same object at each call."""
 
-_UNREADABLE = (AttributeError, NameError, ValueError, TypeError, RecursionError)
+UNREADABLE = (AttributeError, NameError, ValueError, TypeError, RecursionError)
+"""What reading code raises where it cannot be looked up."""
 
 
 def shown(seen: Callable[[], bool]) -> bool:
     """Whether something is seen in the code; what cannot be looked up is not."""
     try:
         return seen()
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
 
 

@@ -10,7 +10,7 @@ import ast
 from typing import Any
 
 from hasten.feed.plain import is_bare, is_constant
-from hasten.feed.reading import Scope
+from hasten.feed.reading import UNREADABLE, Scope
 
 _MOST_FUNCTIONS = 200  # that call one another
 
@@ -25,12 +25,17 @@ PASSING = (
 
 
 class Visitor:
-    """A judge of code. Those of one kind say by `name`, `attribute` and `call` what is allowed."""
+    """A judge of code. Those of one kind say by `name`, `attribute` and `call` what is allowed.
+
+    Attributes:
+        refused: the first part of the code that is not, and whose it is; None while all is.
+    """
 
     passing: tuple[type[ast.AST], ...] = PASSING
 
     def __init__(self) -> None:
         self._seen: set[tuple[Any, int]] = set()
+        self.refused: tuple[ast.AST, Scope] | None = None
 
     def function(self, function: Any, owner: Any = None) -> bool:
         """Whether all that a function does is allowed; of a method of `owner`, where that is given.
@@ -49,7 +54,17 @@ class Visitor:
         )
 
     def sees(self, node: ast.AST, scope: Scope) -> bool:
-        """Whether all that is done there is allowed."""
+        """Whether all that is done there is allowed; what cannot be looked up is not."""
+        try:
+            allowed = self.allows(node, scope)
+        except UNREADABLE:
+            allowed = False
+        if not allowed and self.refused is None:
+            self.refused = node, scope
+        return allowed
+
+    def allows(self, node: ast.AST, scope: Scope) -> bool:
+        """The same of what each kind of code does; of its parts by `sees`."""
         if isinstance(node, ast.Name):
             stored = not isinstance(node.ctx, ast.Load)
             return node.id in scope.names or (not stored and self.name(scope.known(node)))

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset, default_collate
 
 from hasten.feed import Loader
 from hasten.feed import sizing as sizing_module
 from hasten.feed.compare import identical
-from hasten.feed.harmless import harmless, is_plain
+from hasten.feed.harmless import doubt, harmless, is_plain
 from hasten.feed.measure import Measured
 
 
@@ -414,3 +414,36 @@ def test_samples_that_wait_are_made_by_threads(
         assert (loader.plan.name, loader.plan.workers) == ("threads", workers)
         expected = list(Loader(kind(), 4, plan="inline", shuffle=True))
         assert all(map(identical, loader, expected))
+
+
+def _collating(samples: list[Any]) -> Any:
+    return torch.rand(2), samples
+
+
+@pytest.mark.parametrize(
+    ("dataset", "says"),
+    [
+        (Sleeping(), ""),
+        (Drawing(), "samples draw (torch.rand at test_feed_harmless.py:"),
+        (Subset(Drawing(), [1]), "samples draw (torch.rand at test_feed_harmless.py:"),
+        (ConcatDataset([Sleeping(), Drawing()]), "samples draw (torch.rand at "),
+        (Writing(), "draw nothing and change nothing (self.last at test_feed_harmless.py:"),
+        (
+            HelpedBadly(),
+            "change nothing (self.asked.append at test_feed_harmless.py:",
+        ),
+        (Unknown(), "(threading.Lock at test_feed_harmless.py:"),
+        (AtOnce(), "(__getitems__ of AtOnce is not read)"),
+    ],
+)
+def test_what_stood_in_the_way_is_named_with_its_place(dataset: Any, says: str) -> None:
+    found = doubt(dataset, default_collate)
+    assert says in found and bool(says) == bool(found)
+    if says.endswith("harmless.py:"):
+        line = int(found.split("harmless.py:")[1].split(")")[0])
+        assert says.split("(")[1].split(" at ")[0] in linecache.getline(__file__, line)
+
+
+def test_a_collate_function_may_stand_in_the_way_too() -> None:
+    assert "samples draw (torch.rand at" in doubt(Sleeping(), _collating)
+    assert "(the source of its collate_fn cannot be read)" in doubt(Sleeping(), threading.Lock)

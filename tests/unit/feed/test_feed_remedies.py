@@ -142,14 +142,14 @@ def test_only_a_data_set_that_computes_has_something_to_move_to_a_device() -> No
         ),
         (TENSORS, {}, "rows", "40 samples in memory"),
         (Drawing(), {}, "take over", "Loader.from_dataloader in its place may make them ahead"),
-        (Drawing(), {"num_workers": 2}, "workers", "kept, as samples may draw"),
-        (Drawing(), {"num_workers": 4}, "cores", "kept, as samples may draw"),
+        (Drawing(), {"num_workers": 2}, "workers", "kept, as samples draw (random.random at "),
+        (Drawing(), {"num_workers": 4}, "cores", "kept, as samples draw (random.random at "),
         (Computing(), {"num_workers": 2}, "workers", "samples are seen to draw nothing"),
         (
             Computing(),
             {"num_workers": 2, "collate_fn": random.choice},
             "workers",
-            "kept, as samples may draw",
+            "kept, as samples are not seen to draw nothing and change nothing (self.",
         ),
         (
             TENSORS,
