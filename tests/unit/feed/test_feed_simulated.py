@@ -19,6 +19,13 @@ from hasten.feed import Loader, Plan
 from hasten.feed import place as place_module
 from hasten.feed.place import Ahead
 from hasten.simulate import Copy, Hazard, Sync
+from hasten.vision.transforms import (
+    Compose,
+    Cutout,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+)
 from slow_device import SLOW
 
 PLAN = Plan(name="gather", reason="", copied=True, ahead_batches=2)
@@ -280,3 +287,59 @@ def test_a_loader_on_the_simulated_device_gives_what_the_host_gives() -> None:
                 assert all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
         assert not [event for event in simulation.events if isinstance(event, Hazard)]
         assert runtime.accelerator() is not None
+
+
+class Bytes(Dataset[Any]):
+    """Images as bytes; by `fetch`, too, where `keyed`."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3, 8, 8), index, dtype=torch.uint8), index
+
+
+class KeyedBytes(Bytes):
+    def fetch(self, index: int, key: int) -> Any:
+        return self[index]
+
+
+IMAGES = torch.arange(12, dtype=torch.uint8)[:, None, None, None].expand(12, 3, 8, 8).contiguous()
+BYTES: dict[str, Any] = {
+    "resident": TensorDataset(IMAGES, torch.arange(12)),
+    "gather": TensorDataset(IMAGES, torch.arange(12)),
+    "threads": KeyedBytes(),
+    "processes": Bytes(),
+    "inline": Bytes(),
+}
+
+
+@pytest.mark.parametrize("plan", BYTES)
+def test_bytes_travel_and_floats_are_made_on_the_device(plan: str) -> None:
+    changes = Compose(
+        [RandomHorizontalFlip(), RandomCrop(1), Cutout(2), Normalize((0.0,) * 3, (1 / 255,) * 3)]
+    )
+    seen = []
+
+    def transform(batch: Any, rng: Any) -> Any:
+        seen.append((batch[0].dtype, batch[0].is_cuda, rng.uniform(1).is_cuda))
+        return changes(batch, rng)
+
+    options: Any = {"shuffle": True, "seed": 5, "device_transform": transform}
+    expected = list(Loader(BYTES[plan], 4, plan="inline", **options).to("cpu"))
+    seen.clear()
+    with hasten.simulate(spec=SLOW) as simulation:
+        with Loader(BYTES[plan], 4, plan=plan, **options) as loader:
+            placed = loader.to("cuda")
+            begun, found = len(simulation.events), []
+            for images, labels in placed:
+                found.append((images, labels))
+                waits = [e for e in simulation.events[begun:] if isinstance(e, Sync)]
+                assert not waits, "nor does the host wait for any of it"
+            copied = sum(e.bytes for e in simulation.events if isinstance(e, Copy))
+        for (images, labels), (wanted, whose) in zip(found, expected, strict=True):
+            assert images.is_cuda and images.dtype == torch.float32
+            assert torch.equal(images.cpu(), wanted) and torch.equal(labels.cpu(), whose)
+    assert seen == [(torch.uint8, True, True)] * 3
+    # An image has 192 bytes, and 768 as floats; the draws' keys and constants come beside it.
+    assert 12 * 192 <= copied < 12 * 768

@@ -462,6 +462,27 @@ def test_two_processes_make_read_and_remove_the_same_copy(tmp_path: Path) -> Non
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
+def test_two_writers_of_one_copy_do_not_meet(tmp_path: Path, monkeypatch) -> None:
+    """The second makes the same copy while the first has written it and not given it its name."""
+    first, second = on_disk(tmp_path), on_disk(tmp_path)
+    real, met = Path.replace, []
+
+    def replace(path: Path, target: Path) -> Path:
+        if not met:
+            met.append(path)
+            second.put(key(Path("a")), copy_of(9))
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    first.put(key(Path("a")), copy_of(9))
+    assert met
+    (found,) = files(tmp_path)
+    assert found.name[0] != "."
+    for store in (first, second):
+        copy = store.get(key(Path("a")))
+        assert copy is not None and np.array_equal(copy.content, copy_of(9).content)
+
+
 WRITES = """
 import sys
 from pathlib import Path
