@@ -528,6 +528,20 @@ def test_device_tensors_made_in_workers(what: str, in_use: bool, taken: bool) ->
     assert "Worker processes share no accelerator: leave samples on the host" in str(caught.value)
 
 
+def as_arrays(samples: list[torch.Tensor]) -> Any:
+    return torch.from_numpy(np.stack([sample.numpy() for sample in samples]))
+
+
+@pytest.mark.parametrize("dataset", [OnDevice(), StreamOnDevice()])
+def test_device_tensors_that_a_collate_function_in_a_worker_cannot_take(dataset: Any) -> None:
+    with (
+        hasten.simulate(),
+        Loader(dataset, 4, num_workers=1, collate_fn=as_arrays) as loader,
+        pytest.raises(DataError, match=r"made a tensor on cuda:0\. Worker processes share no"),
+    ):
+        list(loader)
+
+
 class Lying(IterableDataset):
     def __init__(self, said: int) -> None:
         self.said = said
@@ -554,6 +568,29 @@ def test_a_len_that_lies(
         (message,) = [text for text in caplog.messages if "the len of" in text]
         assert f"the len of Lying says {batches} batches, and it gave 5" in message
         loader.close()
+
+
+class Parted(Lying):
+    """Of which each worker reads its part."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        assert worker is not None
+        return iter(range(worker.id, 20, worker.num_workers))
+
+
+def test_each_worker_of_a_stream_may_have_a_last_batch_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Loader(Parted(20), 4, num_workers=2) as loader:
+        assert (len(loader), len(list(loader))) == (5, 6)
+    assert not [text for text in caplog.messages if "the len of" in text]
+    with Loader(Parted(28), 4, num_workers=2) as loader:
+        list(loader)
+    assert not [text for text in caplog.messages if "the len of" in text], "nor may it be known"
+    with Loader(Parted(32), 4, num_workers=2) as loader:
+        list(loader)
+    assert "the len of Parted says 8 batches, and it gave 6" in caplog.text
 
 
 def test_a_len_of_a_sampler_that_lies(caplog: pytest.LogCaptureFixture) -> None:
