@@ -1,11 +1,13 @@
 """Whether a data set is still what it was: its pickle, and its tensors' and arrays' bytes.
 
-To that come the attributes of its classes, which no pickle has.
+To that come what no pickle has: the attributes of its classes, those of functions, and the
+variables of people's modules that its code names.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import pickle
 import types
@@ -17,7 +19,16 @@ import torch
 
 from hasten.feed.buffers import read_only
 from hasten.feed.inside import inside
-from hasten.feed.surroundings import of_class, own_classes
+from hasten.feed.surroundings import (
+    CALLED,
+    MOST_FUNCTIONS,
+    changeable,
+    functions_in,
+    functions_of,
+    of_class,
+    own,
+    own_classes,
+)
 
 _MOST_BYTES = 1 << 24  # some 20 ms; starting workers anew costs little more
 
@@ -35,13 +46,36 @@ def fingerprint(*objects: Any) -> bytes | None:
     pickler = _Pickler(sink, sink)
     try:
         pickler.dump(objects)
-        for kind in pickler.kinds:  # there may come more meanwhile
-            for value in of_class(kind)[0]:
-                if not isinstance(value, types.FunctionType):
-                    pickler.add(value)
+        _around(pickler, [function for item in objects for function in functions_of(item)])
     except Exception:  # noqa: BLE001 - open files, lambdas, too many bytes: it cannot be told
         return None
     return sink.hash.digest()
+
+
+def _around(pickler: _Pickler, functions: list[Any]) -> None:
+    """Add what the classes of all that was pickled hold, and what functions name."""
+    classes, seen = 0, set[int]()
+    while functions or classes < len(pickler.kinds):  # there come more meanwhile
+        found: list[Any] = []
+        if functions:
+            function = functions.pop()
+            if id(function) in seen or len(seen) >= MOST_FUNCTIONS:
+                continue
+            seen.add(id(function))
+            found += [vars(function), *changeable(function)]
+        else:
+            kind = pickler.kinds[classes]
+            classes += 1
+            found += of_class(kind)[0]
+            functions += functions_in(kind)
+            pickler.note(own(inspect.getmro(type(kind))))
+        for value in found:
+            if isinstance(value, CALLED):
+                functions += functions_of(value)
+            elif isinstance(value, type):
+                pickler.note(own([value]))
+            elif not isinstance(value, types.ModuleType):
+                pickler.add(value)
 
 
 class _Sink(io.RawIOBase):
@@ -74,7 +108,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, type):
-            self.kinds.extend(kind for kind in own_classes(value) if kind not in self.kinds)
+            self.note(own_classes(value))
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 raise _TooMuchError
@@ -86,6 +120,10 @@ class _Pickler(pickle.Pickler):
             flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             return str, (f"{value.dtype} {value.shape} {zlib.crc32(flat.data)}",)
         return NotImplemented
+
+    def note(self, kinds: list[type]) -> None:
+        """Classes to be looked at."""
+        self.kinds.extend(kind for kind in kinds if kind not in self.kinds)
 
     def add(self, value: Any) -> None:
         """What a class holds; of what cannot be pickled (locks, functions) what can be seen."""

@@ -190,8 +190,8 @@ class Plan:
             )
         if self.kept:
             lines.append(
-                "  they live on from epoch to epoch, as long as the data set, pickled, stays the "
-                "same; close() ends them"
+                "  they live on from epoch to epoch, as long as the data set, pickled, and the "
+                "variables that its code names stay the same; close() ends them"
             )
         if self.ahead_batches == 1:
             lines.append(

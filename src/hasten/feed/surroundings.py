@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-_MOST_FUNCTIONS = 200
+MOST_FUNCTIONS = 200
 _KNOWN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 _KEEPING = (dict, list, set, deque)
 _CODE = (
@@ -30,7 +30,7 @@ _CODE = (
     functools.cached_property,
 )
 _CACHING = type(functools.lru_cache(lambda: None))
-_CALLED = (types.FunctionType, types.MethodType, _CACHING)
+CALLED = (types.FunctionType, types.MethodType, _CACHING)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
@@ -70,7 +70,7 @@ def kept(objects: Any) -> list[int]:
     todo = [function for item in objects for function in functions_of(item)]
     seen: set[Any] = set()
     sizes: list[int] = []
-    while todo and len(seen) < _MOST_FUNCTIONS:
+    while todo and len(seen) < MOST_FUNCTIONS:
         function = todo.pop()
         if function in seen:
             continue
@@ -80,7 +80,7 @@ def kept(objects: Any) -> list[int]:
         for value in variables_of(function):
             if isinstance(value, _KEEPING):
                 sizes.append(len(value))
-            elif isinstance(value, _CALLED) and not _is_known(value):
+            elif isinstance(value, CALLED) and not _is_known(value):
                 todo.extend(functions_of(value))
     return sizes
 
@@ -125,7 +125,7 @@ def changeable(function: Any) -> Iterator[Any]:
     for value in variables_of(function):
         if isinstance(value, types.ModuleType):
             modules.append(value)
-        elif not (isinstance(value, (*_CALLED, type)) and _of_library(value.__module__)):
+        elif not (isinstance(value, (*CALLED, type)) and _of_library(value.__module__)):
             yield value
     seen: set[int] = set()
     while modules:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import feed_datasets as kinds
@@ -187,6 +190,84 @@ def test_no_epoch_mixes_a_class_s_attributes_of_then_and_now(
             assert {int(each) for batch in loader for each in batch} == {1 + 11 * epoch}
             Scaled.scale += 1
             Scaled.bank[0] += 10
+
+
+SCALE = 1
+BY_NAME = {"scale": 1}
+
+
+class Meta(type(Telling)):  # type: ignore[misc]
+    scale = 1
+
+
+class OfMeta(Telling, metaclass=Meta):
+    def __getitem__(self, index: int) -> Any:
+        return type(type(self)).scale
+
+
+class OfVariable(Telling):
+    def __getitem__(self, index: int) -> Any:
+        return SCALE
+
+
+class OfDict(Telling):
+    @property
+    def scale(self) -> int:
+        return BY_NAME["scale"]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.scale
+
+
+class OfAnother(Telling):
+    """Of a function of another module, which names a variable of that."""
+
+    def __getitem__(self, index: int) -> Any:
+        import scales_of_mine  # type: ignore[import-not-found]
+
+        return scales_of_mine.scaled()
+
+
+def collate(samples: list[Any]) -> Any:
+    return torch.tensor([collate.scale for _ in samples])  # type: ignore[attr-defined]
+
+
+def write(scale: int) -> None:
+    global SCALE
+    SCALE = scale
+    BY_NAME["scale"] = Meta.scale = scale
+    collate.scale = scale  # type: ignore[attr-defined]
+    sys.modules["scales_of_mine"].SCALE = scale  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [OfMeta, OfVariable, OfDict, OfAnother, Telling])
+def test_no_epoch_mixes_variables_of_then_and_now(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scales_of_mine.py").write_text("SCALE = 1\ndef scaled():\n    return SCALE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("scales_of_mine")
+    write(1)
+    with Loader(kind(), 4, collate_fn=collate if kind is Telling else None) as loader:
+        assert loader.plan.kept
+        for epoch in range(1, 4):
+            assert {int(each) for batch in loader for each in batch} == {epoch}
+            write(epoch + 1)
+    del sys.modules["scales_of_mine"]
+
+
+class Naming(Telling):
+    def __getitem__(self, index: int) -> Any:
+        assert BY_NAME and torch and SCALE and collate and identical and LOCK
+        return super().__getitem__(index)
+
+
+LOCK = threading.Lock()  # a variable that no pickle has
+
+
+def test_variables_that_stay_as_they_are_end_no_workers() -> None:
+    with Loader(Naming(), 4) as loader:
+        assert len({pid for _ in range(3) for pid in pids(loader)} - {os.getpid()}) == 2
 
 
 def test_a_data_set_that_cannot_be_compared_gets_new_workers_each_epoch() -> None:
