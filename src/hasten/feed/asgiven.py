@@ -11,6 +11,7 @@ from hasten.devices.holding import held
 from hasten.errors import DataError
 from hasten.feed import randomness
 from hasten.feed.blame import short
+from hasten.feed.changes import Attributes
 from hasten.feed.describe import text_of
 from hasten.feed.failure import Failure
 from hasten.feed.handlers import by_a_handler
@@ -112,14 +113,14 @@ class Watched:
         made: the batch.
         moved: names of the global generators that it drew from.
         after: their states afterwards, `randomness.packed`; None where nothing moved.
-        changed: the data set (or collate function) is not what it was when the worker began, or a
-            file that was open then is at another place.
+        changed: how the data set (or collate function) is not what it was when the worker began,
+            in words, or that a file that was open then is at another place; "" if neither.
     """
 
     made: Made
     moved: frozenset[str] = frozenset()
     after: dict[str, Any] | None = None
-    changed: bool = False
+    changed: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Tried:
         busy: the share of them that is computing.
         batch_bytes: of its tensors.
         moved: names of the global generators that were drawn from.
-        changed: the data set changed by being asked, or the place of a file that was open.
+        changed: see `Watched`.
         unseen: it holds more than can be looked at, or what cannot be looked into.
         cut: it took too long, and was ended: what it does is not known.
         caches: samples are kept for when they are asked for again.
@@ -148,7 +149,7 @@ class Tried:
     busy: float
     batch_bytes: int
     moved: frozenset[str]
-    changed: bool
+    changed: str
     unseen: bool
     cut: bool = False
     caches: bool = False
@@ -167,6 +168,7 @@ class AsGivenWork:
         self._at_start: Inside = None
         self._mark: Mark | None = None
         self._files: OpenFiles | None = None
+        self._attributes: Attributes | None = None
 
     def about_to_fork(self) -> None:
         """See `Forked`. A DataLoader's own workers share what is open, as they always did."""
@@ -183,6 +185,10 @@ class AsGivenWork:
             self._files.own(writable=True)
         if self._mark is None:
             self._at_start = self._inside()
+            self._note_attributes()
+
+    def _note_attributes(self) -> None:
+        self._attributes = Attributes(self._maker.dataset, self._maker.collate_fn)
 
     def _inside(self) -> Inside:
         return inside(self._maker.dataset, self._maker.collate_fn)
@@ -205,12 +211,18 @@ class AsGivenWork:
         after = randomness.packed(randomness.save()) if moved else None
         return Watched(made, moved, after, changed=self._changed())
 
-    def _changed(self) -> bool:
+    def _changed(self) -> str:
         if self._files is not None and self._files.moved():
-            return True
+            return "its samples read on in a file that was open before"
         if self._mark is not None:
-            return self._mark.changed()
-        return self._at_start is None or self._inside() != self._at_start
+            told, changed = self._mark.told, self._mark.changed()
+        else:
+            told = self._at_start is not None
+            changed = told and self._inside() != self._at_start
+        if not told:
+            return "what its data set holds cannot be watched for changes"
+        others = self._attributes.others() if changed and self._attributes is not None else ""
+        return f"its data set changes when it is asked for samples{others}" if changed else ""
 
     def failed(self, job: Any, error: Exception) -> Watched:
         """See `Work`."""
@@ -219,13 +231,14 @@ class AsGivenWork:
     def left(self, job: Any, error: BaseException) -> Watched | Tried:
         """See `Work`."""
         if isinstance(job, Trial):
-            return Tried(None, 1.0, 0, frozenset(), changed=False, unseen=False)
+            return Tried(None, 1.0, 0, frozenset(), changed="", unseen=False)
         return Watched(Made(job[0], failure=Failure.left_by(error)))
 
     def _tried(self, job: Trial) -> Tried:
         before, end = randomness.save(), time.perf_counter() + _TRIAL_S
         batch_s, busy, size, each_s = None, 1.0, 0, 0.0
         maker, mark = self._maker, self._mark
+        self._note_attributes()
         kept, quicker, asked = None, True, False
         # One sample first, which warms up, for seconds where it imports; then as many of a batch as
         # there is time for, one more at least.

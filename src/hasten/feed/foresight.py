@@ -133,7 +133,7 @@ class MadeAhead:
         if device is not None:
             here = move(here, device, non_blocking=False)
         if moved:
-            return here, _unfit(moved, False)
+            return here, _unfit(moved, "")
         if not identical(here, batch):
             return here, "its samples are others when another process makes them"
         return here, ""
@@ -258,7 +258,7 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     except LateError:
         for pid in pool.pids:  # it would be waited for, to end by itself
             os.kill(pid, signal.SIGKILL)
-        found = Tried(_PATIENCE_S, 1.0, 0, frozenset(), changed=False, unseen=False, cut=True)
+        found = Tried(_PATIENCE_S, 1.0, 0, frozenset(), changed="", unseen=False, cut=True)
     except DiedError as died:
         return _inline(f"a trial of its samples ended: {died}")
     finally:
@@ -308,16 +308,11 @@ def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -
     )
 
 
-def _unfit(moved: frozenset[str], changed: bool) -> str:
-    if moved:
-        names = " and ".join(sorted(moved))
-        return f"its samples draw from the generator of {names}, between the loop's own draws"
-    if changed:
-        return (
-            "its data set changes when it is asked for samples, cannot be watched for changes, or "
-            "reads on in an open file"
-        )
-    return ""
+def _unfit(moved: frozenset[str], changed: str) -> str:
+    if not moved:
+        return changed
+    names = " and ".join(sorted(moved))
+    return f"its samples draw from the generator of {names}, between the loop's own draws"
 
 
 def _took_s(function: Callable[[], object]) -> float:

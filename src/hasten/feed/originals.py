@@ -23,10 +23,7 @@ from hasten.feed.work import Beginning, StreamWork
 from hasten.feed.workers import start_pool
 from hasten.observe.remedies import Remedy
 
-_CHANGES = (
-    "the data set changes in its workers when samples are made (a generator, a counter or a cache "
-    "of its own), or cannot be watched for that, and what it had become there is lost"
-)
+_CHANGES = "in a worker {0}, and what it had become there is lost"
 
 
 class Running:
@@ -129,7 +126,7 @@ class OriginalWorkers:
     def _take(self, crew: _Crew) -> tuple[Any, Made, tuple[int, Any]]:
         indices, watched, worker = crew.take()
         if watched.changed:
-            self._order.refuses = _CHANGES
+            self._order.refuses = _CHANGES.format(watched.changed)
         return indices, watched.made, (worker, watched.after)
 
     def _started(self, epoch: Epoch) -> _Crew:
@@ -161,7 +158,7 @@ class _Crew:
         self.jobs = Jobs(pool, each, timeout_s, again=lambda *died: me._again(*died))
         self._starts = dict(starts)  # of those that had no job yet
         self._states = dict(starts)
-        self._changed = False
+        self._changed = ""
 
     def send(self, number: int, indices: Any) -> None:
         """Let its worker make a batch."""
@@ -176,15 +173,15 @@ class _Crew:
         worker = watched.made.number % len(self.pool)
         if watched.after is not None:
             self._states[worker] = watched.after
-        self._changed |= watched.changed
+        self._changed = self._changed or watched.changed
         return indices, watched, worker
 
     def _again(self, worker: int, job: Any) -> Any:
         """What a new worker begins with: the states of the one that died."""
         if self._changed:
             raise DataError(
-                f"a worker process died, and no other can go on for it: {_CHANGES}. Begin the "
-                "epoch anew"
+                f"a worker process died, and no other can go on for it: "
+                f"{_CHANGES.format(self._changed)}. Begin the epoch anew"
             )
         number, indices, _ = job
         return number, indices, self._states.get(worker)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from hasten.errors import UsageError
 from hasten.feed import randomness
+from hasten.feed.changes import Attributes
 from hasten.feed.draws import Drawn, Draws, Foreseen, LateOrder
 from hasten.feed.inside import Inside, inside
 from hasten.feed.iteration import Epoch, back, kept
@@ -27,8 +28,7 @@ _log = logging.getLogger("hasten.feed")
 
 _ITERATES = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 _CHANGED = (
-    "the data set had changed when samples were made (a generator, a counter or a cache of its "
-    "own): unless it is brought there again, the batches may be others"
+    "the data set had changed {0}{1}: unless it is brought there again, the batches may be others"
 )
 _LASTED = (
     "what a stream's persistent workers give follows from the epochs before: they begin anew, as "
@@ -134,6 +134,10 @@ class TakenOrder(LateOrder):
         self._latest: Epoch | None = None
         self._ended = True
         self._held_first: Inside = None
+        self._held_begun: Inside = None  # as the latest epoch began
+        self._attributes: Attributes | None = None  # as the first began
+        self._changes_within = False  # an epoch that was given to its end
+        self._changed_around = False  # one that was left: in it, or after it
         self._resume: dict[str, Any] | None = None
         self._lasts = lasts(loader)
         self._workers = loader.num_workers
@@ -228,8 +232,14 @@ class TakenOrder(LateOrder):
         epoch = Epoch(start, None if self._told else hashlib.blake2b(digest_size=16))
         if again and latest is not None:
             epoch.base, epoch.after = latest.base, dict(latest.after)
+        before, self._held_begun = self._held_begun, self._held()
+        left = self._latest is not None and not self._ended
+        self._changed_around |= left and self._held_begun != before
         if self._latest is None:
-            self._held_first = self._held()
+            self._held_first = self._held_begun
+            loader = self.original
+            if self._held_first is not None:
+                self._attributes = Attributes(loader.dataset, loader.collate_fn)
         self._latest, self._ended = epoch, False
         try:
             yield epoch, resume if begun or again else None
@@ -245,13 +255,24 @@ class TakenOrder(LateOrder):
     def _lost(self) -> str:
         """What a position does not bring back, in words; '' where it brings all."""
         if not self.original.num_workers:
-            return _CHANGED if self._written() else ""
+            return self._changed() if self._written() else ""
         if not self._lasts or self._latest is None:
             return ""
         stream = isinstance(self.original.dataset, IterableDataset)
         found = _LASTED if stream and self._ended else self.refuses if self._ended else ""
         gone_on = self._ended or self._latest.start["again"]
         return found or (WRITTEN if gone_on and self._written() else "")
+
+    def _changed(self) -> str:
+        """What of it has changed, and when."""
+        names = "" if self._attributes is None else self._attributes.others()
+        within = not self._ended and self._held() != self._held_begun
+        when = "between epochs, as the loop set it otherwise"
+        if self._changed_around:
+            when = "since its first epoch"
+        if within or self._changes_within:
+            when = "when samples were made"
+        return _CHANGED.format(when, names)
 
     def _written(self) -> bool:
         held = self._held_first
@@ -287,6 +308,7 @@ class TakenOrder(LateOrder):
     def ended(self) -> None:
         """See `Order`."""
         self._ended = True
+        self._changes_within |= self._held() != self._held_begun
 
     def state(self, batch: int) -> dict[str, Any]:
         """See `Order`."""

@@ -185,11 +185,11 @@ def test_what_is_advised_for_whole_tensors_with_workers_does_without_them() -> N
 @pytest.mark.parametrize(
     ("found", "remedy"),
     [
-        (Tried(1e-5, 1.0, 100, frozenset(), changed=False, unseen=False), "cheap"),
-        (Tried(0.016, 1.0, 100, frozenset({"torch"}), changed=False, unseen=False), "own loader"),
-        (Tried(0.016, 1.0, 100, frozenset(), changed=True, unseen=False), "own loader"),
-        (Tried(0.016, 1.0, 100, frozenset(), changed=False, unseen=False), "lasting"),
-        (Tried(16.0, 1.0, 100, frozenset(), changed=False, unseen=False), "cheaper"),
+        (Tried(1e-5, 1.0, 100, frozenset(), changed="", unseen=False), "cheap"),
+        (Tried(0.016, 1.0, 100, frozenset({"torch"}), changed="", unseen=False), "own loader"),
+        (Tried(0.016, 1.0, 100, frozenset(), changed="it changes", unseen=False), "own loader"),
+        (Tried(0.016, 1.0, 100, frozenset(), changed="", unseen=False), "lasting"),
+        (Tried(16.0, 1.0, 100, frozenset(), changed="", unseen=False), "cheaper"),
     ],
 )
 def test_of_a_dataloader_without_workers(found: Tried, remedy: str) -> None:

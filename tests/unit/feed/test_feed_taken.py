@@ -488,7 +488,7 @@ def test_what_is_made_ahead_by_how_many(
 ) -> None:
     monkeypatch.setattr(foresight.runtime, "cores", lambda: cores)
     options = Loader.from_dataloader(DataLoader(range(samples), 8))._options  # type: ignore[arg-type]
-    found = Tried(batch_s, busy, 100, frozenset(), changed=False, unseen=False)
+    found = Tried(batch_s, busy, 100, frozenset(), changed="", unseen=False)
     assert str(foresight._judged(found, options, 8)) == plan
     quick = foresight._judged(found, options, 8, watched_s=0.04 * batch_s)
     assert str(quick) == plan, "to see before each batch that nothing changed takes little"
@@ -601,7 +601,7 @@ def test_epochs_that_are_left_early_start_no_processes(monkeypatch: pytest.Monke
     ("dataset", "reason"),
     [
         ("sometimes", "its samples draw from the generator of torch"),
-        ("own generator", "its data set changes when it is asked for samples"),
+        ("own generator", "inline - its data set changes when it is asked for samples"),
         ("transforms", "draw from the generator of numpy and random and torch"),
     ],
 )
@@ -748,7 +748,10 @@ def test_samples_before_a_position_are_not_made() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: _make("own generator", "shuffled", num_workers=2), "data set changes in its"),
+        (
+            lambda: _make("own generator", "shuffled", num_workers=2),
+            "in a worker its data set changes when",
+        ),
         (lambda: DataLoader(Parts(), 4), "draw from the generators that the loop draws from too"),
         (lambda: _make("plain", "lazy"), "does not give the first 2 batches again"),
     ],
@@ -912,7 +915,10 @@ def test_a_worker_whose_data_set_had_changed_cannot_be_replaced() -> None:
         (child,) = multiprocessing.active_children()
         child.kill()
         child.join()
-        with pytest.raises(DataError, match="a generator, a counter or a cache of its own"):
+        with pytest.raises(
+            DataError,
+            match=r"in a worker its data set changes .*\(Own.rng\)",
+        ):
             list(batches)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from feed_datasets import same
 from test_feed_taken import Curriculum, Parts, _generator, _make, _seed, _states
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from hasten.errors import UsageError
 from hasten.feed import Loader, randomness
@@ -161,12 +161,12 @@ def test_a_position_that_was_loaded_is_the_position() -> None:
 @pytest.mark.parametrize(
     ("make", "lost"),
     [
-        (lambda: _make("own generator", "shuffled"), "a generator, a counter or a cache"),
+        (lambda: _make("own generator", "shuffled"), "when samples were made (Own.rng)"),
         (
             lambda: _make(
                 "own generator", "shuffled", num_workers=1, persistent_workers=True, batch_size=9
             ),
-            "changes in its workers",
+            "in a worker its data set changes when it is asked for samples (Own.rng)",
         ),
         (
             lambda: DataLoader(Parts(), 4, num_workers=1, persistent_workers=True),
@@ -186,3 +186,38 @@ def test_what_a_position_does_not_bring_back_is_told(
     with Loader.from_dataloader(make()) as loader:
         loader.load_state_dict(state)
     assert [lost in message for message in caplog.messages] == ([True] if lost else [])
+
+
+class Leveled(Dataset[Any]):
+    def __len__(self) -> int:
+        return 32
+
+    def __init__(self) -> None:
+        self.level = 0
+
+    def __getitem__(self, index: int) -> Any:
+        return index + 100 * self.level
+
+
+@pytest.mark.parametrize(
+    ("left", "when"),
+    [
+        (False, "between epochs, as the loop set it otherwise (Leveled.level): unless"),
+        (True, "since its first epoch (Leveled.level): unless"),
+    ],
+)
+def test_a_curriculum_is_told_from_samples_that_change_what_they_are_of(
+    left: bool, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Leveled()
+    with Loader.from_dataloader(DataLoader(dataset, 4)) as loader:
+        for level in range(2):
+            dataset.level = level
+            for _ in loader:
+                if left:
+                    break
+        state = loader.state_dict()
+    with Loader.from_dataloader(DataLoader(Leveled(), 4)) as loader:
+        loader.load_state_dict(state)
+    (message,) = caplog.messages
+    assert f"the data set had changed {when}" in message

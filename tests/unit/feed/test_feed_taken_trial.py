@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,3 +61,65 @@ def test_a_trial_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.Monke
     plan = Loader.from_dataloader(DataLoader(Stuck(), 4)).plan
     assert plan.name == "processes"
     assert plan.reason == "over 200 ms for a sample and to collate it"
+
+
+class Opening(Still):
+    """Opens its file in the first sample."""
+
+    def __init__(self) -> None:
+        self.file: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.file is None:
+            self.file = Path(__file__).open("rb")  # noqa: SIM115
+        return index
+
+
+class ReadingOn(Opening):
+    """Reads on in a file that was open before."""
+
+    def __init__(self) -> None:
+        self.file = Path(__file__).open("rb")  # noqa: SIM115
+
+    def __getitem__(self, index: int) -> Any:
+        return self.file.read(1)
+
+
+class Seen(Still):
+    """Keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen.append(index)
+        return index
+
+
+class Over(Dataset[Any]):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Opening, "its data set changes when it is asked for samples (Opening.file)"),
+        (Seen, "its data set changes when it is asked for samples (Seen.seen)"),
+        (lambda: Over(Seen()), "asked for samples (Over.inner, Seen.seen)"),
+        (ReadingOn, "its samples read on in a file that was open before"),
+    ],
+)
+def test_of_the_causes_the_one_is_said_that_holds(make: Any, reason: str) -> None:
+    dataset = make()
+    with Loader.from_dataloader(DataLoader(dataset, 4)) as loader:
+        assert reason in loader.plan.reason
+        assert " or " not in loader.plan.reason
+    if isinstance(dataset, ReadingOn):
+        dataset.file.close()

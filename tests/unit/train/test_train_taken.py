@@ -329,7 +329,7 @@ def test_an_epoch_of_lasting_workers_is_read_again_in_its_order(
         return DataLoader(Counting(), 8, shuffle=True, **WORKERS["2, persistent"])
 
     found = go_on(tmp_path, make, at)
-    assert sum("changes in its workers" in message for message in caplog.messages) == 1
+    assert sum("in a worker its data set changes" in message for message in caplog.messages) == 1
     assert_ends_alike(found, as_given(make()))
 
 
