@@ -323,9 +323,10 @@ class TakenOrder(LateOrder):
             rest |= self._stateful.taken()
             return {KEY: {"own": own, "refuses": "", "again": goes_on, **rest, **workers}}
         workers = {**latest.workers, "workers": self._workers}
-        if self.refuses and not latest.start["again"]:
+        again = latest.start["again"]
+        if self.refuses and batch and not again:
             return {KEY: {"refuses": self.refuses}}
-        if self.refuses:  # it can be begun as it was, but for what its workers had become
+        if self.refuses and batch:  # it can be begun as it was, but for what its workers had become
             begins = {name: part for name, part in latest.start.items() if name != "global"}
             workers["after"] = kept(latest.before)
             return {KEY: {**begins, **workers, "lost": self.refuses, "refuses": self.refuses}}
@@ -336,7 +337,7 @@ class TakenOrder(LateOrder):
                 **workers,
                 "before": kept(latest.before),
                 "digest": latest.digest,
-                "lost": self._lost(),
+                "lost": (again and self.refuses) or self._lost(),
                 "refuses": "",
             }
         }

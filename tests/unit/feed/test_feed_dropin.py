@@ -10,10 +10,10 @@ import feed_datasets as kinds
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from hasten.devices import runtime
-from hasten.errors import DataError
+from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
 from hasten.feed import sizing as sizing_module
 from hasten.feed.measure import Measured
@@ -135,3 +135,39 @@ def test_a_failing_sample_is_named_by_its_number() -> None:
     loader = Loader(Failing(), 2, sampler=torch.tensor([4, 7]), plan="inline")
     with pytest.raises(DataError, match=r"^sample 4 \(4\.png\) of Failing"):
         list(loader)
+
+
+PATCHES: dict[str, Callable[[Any, Any], Any]] = {
+    "every row is another": lambda self, index: tuple(column[index] * 2 for column in self.tensors),
+    "the last row is": lambda self, index: tuple(c[min(index, 98)] for c in self.tensors),
+    "rows behind 50 are": lambda self, index: tuple(c[index % 50] for c in self.tensors),
+    "in its nesting": lambda self, index: {"x": self.tensors[0][index]},
+    "in its dtype": lambda self, index: tuple(c[index].double() for c in self.tensors),
+    "it draws": lambda self, index: (torch.rand(1), self.tensors[0][index])[1:],
+    "it raises": lambda self, index: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+@pytest.mark.parametrize("below", ["itself", "Subset", "ConcatDataset"])
+def test_whole_tensors_are_compared_with_the_ordinary_way_and_not_assumed(
+    below: str, patch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class known by name may be changed by somebody's program."""
+    whole: Any = TensorDataset(torch.arange(100.0)[:, None])
+    data = {
+        "itself": whole,
+        "Subset": Subset(whole, list(range(100))),
+        "ConcatDataset": ConcatDataset([whole, whole]),
+    }[below]
+    assert Loader(data, 10).plan.name == "gather"
+    monkeypatch.setattr(TensorDataset, "__getitem__", PATCHES[patch])
+    loader = Loader(data, 10)
+    assert loader.plan.name != "gather"
+    if patch == "it raises":
+        with pytest.raises(DataError, match="ZeroDivisionError"):
+            list(loader)
+    else:
+        assert kinds.same(list(loader), list(DataLoader(data, 10)))
+    with pytest.raises(UsageError, match="is not recognised as one"):
+        list(Loader(data, 10, plan="gather"))

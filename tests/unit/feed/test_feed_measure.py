@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -250,6 +252,30 @@ def test_the_lock_is_judged_by_time(late: list[float], free: float) -> None:
     lock = lateness_module.Lock()
     lock._late, lock._idle = late, [0.003, 0.00007]
     assert lock.free(0.0005) == pytest.approx(free, abs=0.02)
+
+
+class Sleeping(kinds.Plain):
+    """Sleeps in the C library, with or without the interpreter's lock."""
+
+    def __init__(self, count: int, *, holding: bool) -> None:
+        super().__init__(count)
+        self._sleep = (ctypes.PyDLL if holding else ctypes.CDLL)(None).usleep
+
+    def __getitem__(self, index: int) -> Any:
+        self._sleep(5000)
+        return super().__getitem__(index)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of a C library found by none")
+def test_how_much_of_a_sample_lets_go_of_the_lock_is_measured() -> None:
+    free = []
+    for holding in (True, False):
+        data = Sleeping(1000, holding=holding)
+        maker = Maker(data, None, seed=0, skip_errors=False, batched=True)
+        found = measure_module.measure(maker, len(data))
+        assert found is not None and found.free is not None
+        free.append(found.free)
+    assert free[0] < 0.5 < free[1]
 
 
 @pytest.mark.parametrize(("each_s", "asked"), [(1e-5, False), (1e-3, True)])

@@ -771,6 +771,36 @@ def test_positions_that_cannot_be_gone_to_are_refused(
         list(loader)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("began_at", ["an epoch before", "the first"])
+def test_an_epoch_that_has_begun_without_a_batch_begins_so_again(
+    began_at: str, persistent: bool
+) -> None:
+    """Whether or not its data set (which counts what it is asked) changes in its workers."""
+
+    def make() -> DataLoader:
+        return DataLoader(
+            kinds.Plain(), 4, shuffle=True, num_workers=2, persistent_workers=persistent
+        )
+
+    def begin(loader: Any) -> Any:
+        torch.manual_seed(3)
+        if began_at == "an epoch before":
+            list(loader)
+        return iter(loader)
+
+    expected = list(begin(make()))
+    with Loader.from_dataloader(make()) as loader:
+        batches = begin(loader)
+        state, states = loader.state_dict(), randomness.save()
+        batches.close()
+    torch.manual_seed(99)
+    with Loader.from_dataloader(make()) as loader:
+        loader.load_state_dict(state)
+        randomness.restore(states)
+        assert same(list(loader), expected)
+
+
 def test_positions_of_other_loaders_are_refused() -> None:
     with pytest.raises(UsageError, match="not one of a DataLoader that was taken over"):
         Loader.from_dataloader(DataLoader(kinds.Plain(), 4)).load_state_dict(
