@@ -16,6 +16,8 @@ from torch.utils.data import BatchSampler, Dataset, SequentialSampler, TensorDat
 
 from hasten.devices import runtime
 from hasten.feed import Loader, Plan
+from hasten.feed import apart as apart_module
+from hasten.feed import foresight as foresight_module
 from hasten.feed import sizing as sizing_module
 from hasten.feed.measure import measure
 from hasten.feed.plan import duration
@@ -192,6 +194,19 @@ def test_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned(TimedDrawing(2e-3, busy=0.1), monkeypatch).name == "processes"
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(2, 2), (3, 3), (8, 8), (64, 16)])
+def test_samples_that_compute_get_as_many_workers_as_there_are_cores(
+    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "cores", lambda: cores)
+    assert planned(Timed(2e-3), monkeypatch).workers == workers
+    threads = planned(TimedFetching(2e-3, free=0.9), monkeypatch)
+    assert (threads.name, threads.workers) == ("threads", cores)
+    asked = planned(Timed(2e-3), monkeypatch, num_workers=2 * cores)
+    assert asked.workers == 2 * cores
+    assert f"more than the {cores} cores" in str(asked)
+
+
 def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     batch_bytes = 16 * (6 * 4 + 8)
     monkeypatch.setattr(sizing_module, "shared_memory_free", lambda: 9 * batch_bytes)
@@ -295,6 +310,7 @@ def test_the_trial_takes_at_most_a_second(seconds: float, batch: int) -> None:
     found = measure(maker, len(dataset), batch, clock=clock, cheap_s=0.002 / batch)
     assert found is not None
     assert dataset.now <= 1.0
+    assert max(apart_module._PATIENCE_S, foresight_module._PATIENCE_S) < 1.0
 
 
 class Nothing(kinds.Plain):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import feed_datasets as kinds
@@ -23,6 +25,7 @@ from torch.utils.data import (
 
 from hasten.errors import UsageError
 from hasten.feed import Loader, Plan, randomness
+from hasten.feed.plan import Stage
 
 IN_PROCESS = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -294,3 +297,31 @@ def test_plans_say_themselves() -> None:
         Plan(name="gather", reason="", workers=1)
     with pytest.raises(UsageError, match="there are resident, gather"):
         Plan(name="magic", reason="")  # type: ignore[arg-type]
+
+
+LOOKED_AT: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gather": (kinds.tables()["whole"], {}),
+    "threads": (kinds.Fetching(), {"num_workers": 2}),
+    "processes": (kinds.Plain(), {"num_workers": 2, "persistent_workers": True}),
+    "inline": (kinds.Plain(), {}),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_plan_is_data_that_is_looked_at_without_starting_it(name: str) -> None:
+    dataset, options = LOOKED_AT[name]
+    loader = Loader(dataset, 4, plan=name, **options)
+    before = threading.active_count(), torch.multiprocessing.active_children()
+    plan = loader.plan
+    assert plan.name == name
+    assert str(plan) in loader.explain()
+    assert (threading.active_count(), torch.multiprocessing.active_children()) == before
+    assert getattr(dataset, "asked", []) == []
+    for part in (plan, *plan.stages):
+        with pytest.raises(FrozenInstanceError):
+            part.name = "magic"  # type: ignore[misc, assignment]
+        assert hash(part) == hash(replace(part)), "and may be a key"
+        assert eval(repr(part), {"Plan": Plan, "Stage": Stage}) == part
+        assert str(part)
+    assert plan.stages[0].by in ("device", "loop", "thread", "process")
+    assert replace(plan, reason="another") != plan
