@@ -67,6 +67,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stream inline": lambda: Loader(SlowStream(4), 1, num_workers=0),
     "taken stream": lambda: Loader.from_dataloader(DataLoader(SlowStream(4), 1)),
     "collated": lambda: Loader(kinds.Plain(4), 1, num_workers=0, plan="inline", collate_fn=slowly),
+    "stream collated": lambda: Loader(kinds.Stream(4), 1, num_workers=0, collate_fn=slowly),
     "taken": lambda: Loader.from_dataloader(DataLoader(Slow(4), 1, num_workers=2)),
 }
 

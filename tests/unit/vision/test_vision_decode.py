@@ -9,8 +9,10 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from hasten.vision import headers
 from hasten.vision.cutting import Crop
 from hasten.vision.cutting import cut as cut_out
 from hasten.vision.decode import ImageError, decode, decode_copy, decode_crop
-from hasten.vision.resizing import resized
+from hasten.vision.resizing import resized, resized_to
 
 PHOTOS = (
     Path(importlib.util.find_spec("sklearn").submodule_search_locations[0]) / "datasets" / "images"
@@ -613,3 +615,44 @@ def test_pixels_of_four_bytes_are_laid_apart_as_those_of_three(
     assert got is slot
     assert torch.equal(got, cut_out(copy, choose, 33))
     assert torch.equal(got, decode_crop(data, choose, size=33))
+
+
+def lets_others_run(work: Callable[[], object]) -> bool:
+    """Whether another thread gets the interpreter's lock while this work is done.
+
+    Nobody is made to give it up meanwhile, so it is got only where the work lets go of it. The
+    other thread may not be given a core in time, so the work is done some times.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        for _ in range(30):
+            order: list[str] = []
+            begun = threading.Lock()
+            begun.acquire()
+
+            def other(order: list[str] = order, begun: threading.Lock = begun) -> None:
+                with begun:
+                    order.append("other")
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            begun.release()
+            work()
+            order.append("work")
+            thread.join()
+            if order[0] == "other":
+                return True
+    finally:
+        sys.setswitchinterval(interval)
+    return False
+
+
+def test_decoders_and_resizing_release_the_lock() -> None:
+    pixels = scene(1200, 1600)
+    jpeg = stored(Image.fromarray(pixels), "JPEG")
+    other = stored(Image.fromarray(pixels), "PNG")
+    assert not lets_others_run(lambda: sum(range(300_000))), "Python's own code does not"
+    assert lets_others_run(lambda: simplejpeg.decode_jpeg(jpeg, "RGB"))
+    assert lets_others_run(lambda: Image.open(io.BytesIO(other)).load())
+    assert lets_others_run(lambda: resized_to(pixels, 600, 800))
