@@ -24,6 +24,7 @@ _DOUBT = 0.05  # chance that a gain's median lies below its bound, and that it l
 _FEWEST_ROUNDS = 8  # so that one of them may be disturbed by any much and the others still tell
 _MOST_ROUNDS = 31
 _BUDGET_S = 2.0  # for the measured rounds; a warm-up round comes on top
+_LONG_S = 5.0  # that nobody waits for without a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,9 @@ def set_layout(model: nn.Module, channels_last: bool) -> None:
 
 
 def fastest(
-    choices: Sequence[Precision], time_step: Callable[[Precision], float]
+    choices: Sequence[Precision],
+    time_step: Callable[[Precision], float],
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Precision, bool]:
     """The fastest of ``choices``, measured in rounds of one step each, and whether that is sure.
 
@@ -135,11 +138,12 @@ def fastest(
     Args:
         choices: at least one; the first is what the others are compared with.
         time_step: runs the step at a precision and returns its seconds; infinite where it cannot.
+        say: told, where it will take long, for how long.
     """
     plain = choices[0]
     if len(choices) == 1:
         return plain, True
-    seconds = _measured(choices, time_step)
+    seconds = _measured(choices, time_step, say)
     gains = {c: _Gain.of(seconds[plain], seconds[c]) for c in seconds if c is not plain}
     measured = f"auto measured {len(choices)} ways, {len(seconds[plain])} steps each"
     won = [choice for choice, gain in gains.items() if gain.is_sure]
@@ -165,14 +169,23 @@ def fastest(
 
 
 def _measured(
-    choices: Sequence[Precision], time_step: Callable[[Precision], float]
+    choices: Sequence[Precision],
+    time_step: Callable[[Precision], float],
+    say: Callable[[str], None],
 ) -> dict[Precision, list[float]]:
     """Seconds of each round's step, by choice; without those that cannot run.
 
     The order is drawn anew each round, so that no choice always follows the same one and nothing
     that comes and goes in the machine keeps step with one. A round before them warms up.
     """
-    able = [choice for choice in choices if math.isfinite(time_step(choice))]
+    warm = {choice: time_step(choice) for choice in choices}
+    able = [choice for choice, taken in warm.items() if math.isfinite(taken)]
+    long_s = _FEWEST_ROUNDS * sum(warm[choice] for choice in able)
+    if long_s > _LONG_S:
+        say(
+            f"Precision: auto measures {len(able)} ways to compute, {_FEWEST_ROUNDS} steps each: "
+            f"some {long_s:.0f} s (none where the precision is named)"
+        )
     seconds: dict[Precision, list[float]] = {choice: [] for choice in able}
     order, rounds, spent_s = random.Random(0), 0, 0.0
     while rounds < _FEWEST_ROUNDS or (rounds < _MOST_ROUNDS and spent_s < _BUDGET_S):

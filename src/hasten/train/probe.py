@@ -48,7 +48,7 @@ def choose(run: Run, trainer: Trainer, batch: Any) -> Precision:
             return math.inf  # an operator of this model has no such dtype: never the fastest
 
     with rng_kept(run.device), undisturbed(*run.modules):
-        chosen, sure = fastest(choices, time_at)
+        chosen, sure = fastest(choices, time_at, run.say)
     set_layout(trainer.model, run.precision.channels_last)
     if sure:
         remembered.keep(key, chosen)

@@ -71,6 +71,17 @@ def test_the_fastest_wins_and_says_by_how_much():
     assert len({tuple(names) for names in rounds}) > 3  # nothing always follows the same
 
 
+@pytest.mark.parametrize(
+    ("each", "says"), [(0.3, []), (1.0, ["measures 2 ways to compute, 8 steps each: some 16 s"])]
+)
+def test_what_takes_long_is_said_before(each: float, says: list[str]):
+    choices, time_step, order = scripted(plain=steady(each), half=steady(each))
+    told: list[tuple[str, int]] = []
+    fastest(choices, time_step, lambda text: told.append((text, len(order))))
+    assert [text in line for text, (line, _) in zip(says, told, strict=True)] == [True] * len(says)
+    assert all(steps == 2 for _, steps in told), "after the steps that warm up"
+
+
 def test_more_is_measured_where_steps_are_short_and_never_for_long():
     choices, time_step, order = scripted(plain=steady(0.001), half=steady(0.001))
     assert "31 steps each" in fastest(choices, time_step)[0].reason
