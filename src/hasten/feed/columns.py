@@ -91,6 +91,7 @@ class Part:
     column: Column
     steps: tuple[Callable[[Any], Any], ...] = ()
     kind: type | None = None  # int, float or bool, where it was made a Python number
+    fits: tuple[torch.dtype, ...] = ()  # integers that its number is made, else that raises
 
     def then(self, step: Callable[[Any], Any]) -> Part:
         """The same, with one more step."""
@@ -119,7 +120,24 @@ class Layout:
                 return False
         except (AttributeError, NameError, ValueError, LookupError):
             return False
-        return all(column.unchanged(rows) for column in self.lists)
+        return all(column.unchanged(rows) for column in self.lists) and self.fit(rows)
+
+    def fit(self, rows: Indices | None) -> bool:
+        """The numbers at these places (None: all) fit what is made of them one by one: of a NaN,
+        or 300 in 8 bits, Python and PyTorch raise, where in a batch it becomes whatever comes."""
+        for column, dtype in self._fitting:
+            asked = column if rows is None else column[torch.from_numpy(rows)]
+            if len(asked):
+                least, most = (each.item() for each in torch.aminmax(asked))
+                limits = torch.iinfo(dtype)
+                if not (limits.min - 1 < least and most < limits.max + 1):  # nor is a NaN
+                    return False
+        return True
+
+    @cached_property
+    def _fitting(self) -> list[tuple[torch.Tensor, torch.dtype]]:
+        parts = parts_in(self.shape)
+        return [(part.column.rows, dtype) for part in parts for dtype in part.fits]
 
     @cached_property
     def lists(self) -> list[Column]:

@@ -266,7 +266,8 @@ class _Frame:
         if target in (int, float, bool) and isinstance(first, Part) and first.kind is None:
             if first.steps or first.column.rows.ndim != 1:
                 raise NotUnderstoodError("a number of a computed row")
-            return dataclasses.replace(first, kind=target)
+            fits = _fits(first.column.rows.dtype, torch.int64) if target is int else ()
+            return dataclasses.replace(first, kind=target, fits=fits)
         if _is_one_of(target, _FUNCTIONS) and isinstance(first, Part):
             return self._of_each(target, first, named)
         if target in (tuple, list) and type(first) in (tuple, list):
@@ -294,6 +295,12 @@ class _Frame:
                 raise NotUnderstoodError("torch's default type")
         if dtype is None:
             return plain
+        tensor = part.kind is None and isinstance(part.column.source, torch.Tensor)
+        if part.column.rows.ndim == 1 and not tensor:  # a number: it has to be one of that type
+            fits = _fits(part.column.rows.dtype, _dtype(dtype))
+            if fits and part.steps:
+                raise NotUnderstoodError("an integer of a computed number")
+            plain = dataclasses.replace(plain, fits=(*plain.fits, *fits))
         return plain.then(lambda rows: _as(rows, dtype))
 
     def _method(self, part: Part, name: str, given: list[Any], named: dict[Any, Any]) -> Any:
@@ -336,10 +343,24 @@ def _is_one_of(target: Any, functions: frozenset[Any]) -> bool:
 
 
 def _as(values: Any, dtype: Any) -> torch.Tensor:
-    if not isinstance(dtype, torch.dtype):
-        dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-    found: torch.Tensor = values.to(dtype)
+    found: torch.Tensor = values.to(_dtype(dtype))
     return found
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    given = isinstance(dtype, torch.dtype)
+    found: torch.dtype = dtype if given else torch.from_numpy(np.empty(0, dtype)).dtype
+    return found
+
+
+def _fits(given: torch.dtype, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The integers that not all numbers of the given kind are of."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or given == torch.bool:
+        return ()
+    if given.is_floating_point:
+        return (dtype,)
+    have, want = torch.iinfo(given), torch.iinfo(dtype)
+    return () if want.min <= have.min and have.max <= want.max else (dtype,)
 
 
 def _method_of(values: Any, name: str) -> Callable[..., Any]:

@@ -136,6 +136,8 @@ def _flatten(dataset: Any) -> _Found | None:
     count = len(dataset)
     if any(len(column) != count for column in columns):
         return None  # an index that counts from the end would be another one
+    if not layout.fit(None):
+        return None
     return _Found([columns], layout=layout, holds=[layout.holds, lambda _: len(dataset) == count])
 
 

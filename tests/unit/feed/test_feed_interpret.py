@@ -9,9 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from hasten.feed import Loader
+from hasten.errors import DataError
+from hasten.feed import Loader, interpret
 from hasten.feed import recognise as recognise_module
 from hasten.feed.compare import identical
 from hasten.feed.recognise import recognise
@@ -460,3 +461,87 @@ def test_lists_of_numbers_are_columns_of_all_their_bits(values: list[Any]) -> No
 @pytest.mark.parametrize("values", [[1, 2**63], [0.1, 1], [True, 1], [1, None], [1, "2"]])
 def test_lists_of_others_are_not(values: list[Any]) -> None:
     assert recognise(Numbers(values), None) is None
+
+
+class Whole(Dataset[Any]):
+    """Labels that are floats, as a table with gaps gives them."""
+
+    def __init__(self, labels: Any) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return int(self.labels[index])
+
+
+class WholeTensor(Whole):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(int(self.labels[index]))
+
+
+class Converted(Whole):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(self.labels[index], dtype=torch.long)
+
+
+class Bytes(Whole):
+    def __getitem__(self, index: int) -> Any:
+        return torch.as_tensor(self.labels[index].item(), dtype=torch.uint8)
+
+
+class Array(Whole):
+    def __getitem__(self, index: int) -> Any:
+        return np.asarray(int(self.labels[index]), dtype=np.int8)
+
+
+GAPS = [float("nan"), float("inf"), -float("inf"), 1e30]
+KINDS = [Whole, WholeTensor, Converted, Bytes, Array]
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd"),
+    [*((kind, odd) for kind in KINDS for odd in GAPS), (Bytes, 300), (Array, -129), (Bytes, 256.0)],
+)
+@pytest.mark.parametrize("hold", [torch.tensor, np.array])
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_a_number_that_is_no_integer_of_its_type_raises_as_it_would(
+    hold: Any, kind: type[Whole], odd: float
+) -> None:
+    """A gap in the labels was given as -9223372036854775808."""
+    labels = [type(odd)(each % 100) for each in range(1000)]
+    good, bad = kind(hold(labels)), kind(hold([*labels[:777], odd, *labels[778:]]))
+    assert recognise(good, None) is not None
+    if kind is Converted and hold is torch.tensor:  # of one tensor another, which never raises
+        assert identical(list(Loader(bad, 8)), list(DataLoader(bad, 8)))
+        return
+    assert recognise(bad, None) is None
+    for loader in (DataLoader(bad, 8), Loader(bad, 8), Loader.from_dataloader(DataLoader(bad, 8))):
+        with pytest.raises((ValueError, OverflowError, RuntimeError, DataError)):
+            list(loader)
+
+
+def test_integers_that_all_fit_are_not_looked_through() -> None:
+    dataset = WholeTensor(torch.arange(100, dtype=torch.int32))
+    layout = interpret.layout_of(dataset)
+    assert layout is not None
+    assert not layout._fitting
+
+
+def test_an_integer_of_a_float_that_becomes_none_raises_as_it_would() -> None:
+    labels = torch.arange(100.0)
+    dataset = Whole(labels)
+    with Loader(dataset, 8) as loader:
+        assert loader.plan.name == "gather"
+        list(loader)
+        labels[50] = float("nan")
+        with pytest.raises(DataError, match="sample 50"):
+            list(loader)
+    labels[50] = 5.0
+    taken = Loader.from_dataloader(DataLoader(dataset, 8))
+    iterator = iter(taken)
+    next(iterator)
+    labels[50] = float("nan")
+    with pytest.raises(DataError, match="sample 50"):
+        list(iterator)
