@@ -12,7 +12,7 @@ from hasten.errors import UsageError
 from hasten.feed.asgiven import AsGiven, Gathering
 from hasten.feed.choose import Planner
 from hasten.feed.foresight import tried
-from hasten.feed.harmless import doubt
+from hasten.feed.harmless import DRAW, doubt
 from hasten.feed.options import Options
 from hasten.feed.originals import plan_of
 from hasten.feed.placing import to_place
@@ -135,7 +135,11 @@ class Faithful:
             return Plan(name="processes", reason="asked for", workers=count,
                         prefetch_batches=2 * count, remedy="own loader")  # fmt: skip
         if not self.ahead:
-            why = f"as the DataLoader makes them; {_IN_PLACE} may make them ahead of the loop"
+            why = "as the DataLoader makes them"
+            unharmless = doubt(loader.dataset, loader.collate_fn)
+            if unharmless.startswith(DRAW):
+                return Plan(name="inline", reason=f"{why}; {unharmless}", remedy="own loader")
+            why = f"{why}; {_IN_PLACE} may make them ahead of the loop"
             return Plan(name="inline", reason=why, remedy="take over")
         return tried(self._maker, self._options, self._order)
 
@@ -148,6 +152,8 @@ class Faithful:
             return plan_of(loader, why, "stream" if more else "cheaper")
         unharmless = doubt(loader.dataset, loader.collate_fn)
         why = f"kept, as {unharmless}"
+        if unharmless.startswith(DRAW):
+            why = f"{why}, and what they draw depends on their worker"
         if loader.worker_init_fn is not None:
             why = "kept, as its worker_init_fn may set up the data set in each"
         elif not unharmless:

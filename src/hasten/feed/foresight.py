@@ -267,6 +267,14 @@ def tried(maker: AsGiven, options: Options, order: TakenOrder) -> Plan:
     return _judged(found, options, size, watched_s)
 
 
+def ahead_of(batch_s: float, epoch_s: float) -> Remedy | None:
+    """What is quicker than processes that make ahead batches that take so long, each and those of
+    an epoch together; None where such processes may pay."""
+    if batch_s < _CHEAP_BATCH_S:
+        return "cheap"
+    return "lasting" if epoch_s < _START_WORKERS_S else None
+
+
 def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -> Plan:
     if found.batch_s is None:
         return _inline("no sample could be tried")
@@ -280,7 +288,7 @@ def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -
     each = f"{duration(found.batch_s / size)} a sample"
     if found.cut:
         each = f"over {duration(found.batch_s)} for a sample and to collate it"
-    if found.batch_s < _CHEAP_BATCH_S:
+    if ahead_of(found.batch_s, math.inf) == "cheap":
         return _inline(f"{each}, too cheap to hand over", "cheap")
     if watched_s > max(_WATCHED_S, _WATCHED * found.batch_s):
         long = f"and it takes {duration(watched_s)} to see before each batch that it holds the same"
@@ -290,7 +298,7 @@ def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -
         return _inline(f"{each}, and one core", "cheaper")
     count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
     epoch_s = found.batch_s / size * count if count else math.inf
-    if not found.cut and epoch_s < _START_WORKERS_S:
+    if not found.cut and ahead_of(found.batch_s, epoch_s) == "lasting":
         short = f"{duration(epoch_s)} an epoch: too little to start processes for in each"
         return _inline(f"{each}, {short}", "lasting")
     # One core is left to the training step; samples that mostly wait need more than one a core.

@@ -21,6 +21,8 @@ from hasten.feed.reading import UNKNOWN, Scope, behind, method, shown
 from hasten.feed.visitor import PASSING, Visitor
 
 _LONG = 40  # letters of code in a message
+DRAW = "samples draw"
+"""What `doubt` says first where that is seen."""
 _UNSEEN = "samples are not seen to draw nothing and change nothing"
 
 
@@ -89,7 +91,7 @@ def _refused(judge: _Harmless) -> str:
     file = Path(scope.function.__code__.co_filename).name
     where = f"{text} at {file}:{getattr(node, 'lineno', scope.tree.lineno)}"
     if isinstance(node, ast.Call) and pure.draws(scope.known(called)):
-        return f"samples draw ({where}), and what they draw depends on their worker"
+        return f"{DRAW} ({where})"
     return f"{_UNSEEN} ({where})"
 
 

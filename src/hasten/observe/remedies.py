@@ -35,10 +35,7 @@ ADVICE: dict[Remedy, str] = {
         "let the feed plan itself: hasten.Loader of the data set, or Loader.from_dataloader of a "
         "DataLoader"
     ),
-    "auto": (
-        "leave the plan to the feed: no num_workers and no plan (hasten train: --num-workers auto, "
-        "--plan auto)"
-    ),
+    "auto": "leave the plan to the feed: no num_workers and no plan",
     "cheap": (
         "hold the data as whole tensors (a TensorDataset), or make whole batches in a __getitems__ "
         "of the data set: a sample costs too little to be handed to workers"
@@ -90,3 +87,9 @@ ADVICE: dict[Remedy, str] = {
     ),
 }
 """For each, what to do, in words."""
+
+COMMANDS: dict[Remedy, str] = {
+    "auto": "leave the plan to the feed: --num-workers auto, --plan auto",
+    "whole": f"leave the workers to the feed (--num-workers auto): {_WHOLE}",
+}
+"""Of those, what options of ``hasten train`` do."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from hasten.observe.remedies import ADVICE, Remedy
+from hasten.observe.remedies import ADVICE, COMMANDS, Remedy
 from hasten.observe.timeline import StepSummary
 
 BoundBy = Literal[
@@ -88,6 +88,7 @@ def judge(
     batch_size: int | None = None,
     precision: str | None = None,
     precision_measured: bool = False,
+    command: bool = False,
 ) -> Verdict:
     """Name what bounds the steps of a summary.
 
@@ -103,8 +104,10 @@ def judge(
         device: its name for people.
         batch_size: samples a step.
         precision: as the run uses it, such as ``float32``.
-        precision_measured: whether it was found by measuring (``auto``), so that asking for
-            ``auto`` is no advice.
+        precision_measured: whether it was found by measuring (``auto``), or the device has no
+            quicker one, so that asking for ``auto`` is no advice.
+        command: whether it is a run of ``hasten train``, whose options are named then; else those
+            of a script are: the arguments of ``Run`` and ``Trainer``.
     """
     spent = summary.seconds_by_phase
     whole = sum(spent.values())
@@ -137,7 +140,12 @@ def judge(
         share=cost,
         evidence=_evidence(summary, share, saturated, plan, device),
         advice=_advice(
-            bound_by, summary, remedy, batch_size, None if precision_measured else precision
+            bound_by,
+            summary,
+            remedy,
+            batch_size,
+            None if precision_measured else precision,
+            command=command,
         ),
         expected_gain=gain,
     )
@@ -218,10 +226,14 @@ def _advice(
     remedy: Remedy,
     batch_size: int | None,
     precision: str | None,
+    *,
+    command: bool,
 ) -> str:
+    compiled = f"torch.compile ({'--compile' if command else 'compile=True'})"
+    larger = _larger(batch_size, command)
     match bound_by:
         case "waiting for data":
-            return ADVICE[remedy]
+            return COMMANDS.get(remedy, ADVICE[remedy]) if command else ADVICE[remedy]
         case "copying":
             return (
                 "copy less: send images as uint8 and normalise them on the device, or keep the "
@@ -233,18 +245,19 @@ def _advice(
                 "line) every 50 steps or less often"
             )
         case "the host (launching work)":
-            return (
-                f"give each launch more work: {_larger(batch_size)}, or torch.compile (--compile)"
-            )
+            return f"give each launch more work: {larger}, or {compiled}"
     if summary.step_s < _TINY_STEP_S:
-        return f"the step is too small to fill the device: {_larger(batch_size)}"
+        return f"the step is too small to fill the device: {larger}"
     if precision == "float32":
-        return "make the step cheaper: precision 'auto' (--precision auto)"
-    return "make the step cheaper: torch.compile (--compile), a smaller model or smaller images"
+        automatic = "--precision auto" if command else 'precision="auto"'
+        return f"make the step cheaper: {automatic}"
+    return f"make the step cheaper: {compiled}, a smaller model or smaller images"
 
 
-def _larger(batch_size: int | None) -> str:
-    return f"batch size {2 * batch_size} (--batch-size)" if batch_size else "a larger batch size"
+def _larger(batch_size: int | None, command: bool) -> str:
+    if not batch_size:
+        return "a larger batch size"
+    return f"{'--batch-size' if command else 'batch size'} {2 * batch_size}"
 
 
 def render(verdict: Verdict) -> str:

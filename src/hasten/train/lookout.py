@@ -10,7 +10,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from hasten.devices import runtime
+from hasten.feed import Plan
+from hasten.feed.foresight import ahead_of
 from hasten.observe import timeline as phases
+from hasten.observe.remedies import Remedy
+from hasten.observe.timeline import StepSummary
 from hasten.observe.verdict import Verdict, judge, render
 from hasten.train.agreement import Agreement
 from hasten.train.saving import Saver
@@ -49,12 +53,24 @@ class Lookout(Saver):
             bounded=bounded,
             plan=self.feed,
             feed_workers=0 if plan is None else plan.workers,
-            remedy="as given" if plan is None else plan.remedy,
+            remedy=self._remedy(self.last_summary, plan),
             device=runtime.name(self.device),
             batch_size=self.largest_batch or None,
             precision=self.precision.name,
-            precision_measured=self.settings.precision == "auto",
+            precision_measured=self.settings.precision == "auto"
+            or not runtime.fast_dtypes(self.device),
+            command=(self.settings.resume_hint or "").startswith("hasten train "),
         )
+
+    @staticmethod
+    def _remedy(summary: StepSummary, plan: Plan | None) -> Remedy:
+        """What its plan says, but to make ahead what would not be, by what was waited for."""
+        if plan is None:
+            return "as given"
+        if plan.remedy != "take over" or plan.name != "inline":
+            return plan.remedy
+        waited_s = summary.phases["wait"].total_s
+        return ahead_of(waited_s / max(1, summary.steps), waited_s) or plan.remedy
 
     def _say_verdict(self) -> None:
         """What bounds a loop of one's own. Its step is not known and cannot be taken again without

@@ -80,7 +80,7 @@ def test_small_costs_leave_compute():
     assert verdict.bound_by == "compute"
     assert verdict.share == pytest.approx(0.9)
     assert verdict.expected_gain == pytest.approx(1 / 0.55)
-    assert verdict.advice == "make the step cheaper: precision 'auto' (--precision auto)"
+    assert verdict.advice == 'make the step cheaper: precision="auto"'
     assert "saturation 97%" in verdict.evidence
 
 
@@ -122,11 +122,31 @@ def test_what_is_lost_by_waiting_or_on_an_accelerator_is_a_saturation():
 
 def test_advice_on_compute_depends_on_precision_and_size():
     busy = summary(forward=5.0, backward=5.0)
-    assert "--compile" in judge(busy, precision="bfloat16").advice
-    assert "--precision auto" in judge(busy, precision="float32").advice
+    assert "compile=True" in judge(busy, precision="bfloat16").advice
+    assert "auto" in judge(busy, precision="float32").advice
     assert "auto" not in judge(busy, precision="float32", precision_measured=True).advice
     tiny = summary(seconds=0.05, forward=0.05)
     assert "batch size 128" in judge(tiny, batch_size=64).advice
+
+
+def test_a_script_is_told_its_arguments_and_the_command_its_options():
+    busy, tiny = summary(forward=5.0), summary(steps=10_000, forward=5.0)
+    for size in (None, 64):
+        for made in (busy, tiny):
+            for precision in ("float32", "bfloat16"):
+                script = judge(made, precision=precision, batch_size=size).advice
+                assert "--" not in script
+    assert judge(busy, precision="bfloat16").advice.startswith(
+        "make the step cheaper: torch.compile (compile=True)"
+    )
+    assert "--" not in "".join(ADVICE.values())
+    told = judge(busy, precision="float32", command=True).advice
+    assert told == "make the step cheaper: --precision auto"
+    assert "--compile" in judge(busy, precision="bfloat16", command=True).advice
+    assert judge(tiny, batch_size=64, command=True).advice.endswith("--batch-size 128")
+    waiting = summary(wait=8.0, forward=2.0)
+    assert "--num-workers auto" in judge(waiting, remedy="auto", command=True).advice
+    assert judge(waiting, remedy="cheaper", command=True).advice == ADVICE["cheaper"]
 
 
 def test_a_device_that_starves_for_launches_is_told_from_one_that_is_busy():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from train_helpers import (
     INTERRUPT,
     QUIET,
@@ -515,6 +515,55 @@ def test_a_loop_of_one_s_own_is_told_what_bounds_it_and_its_saturation_at_most()
     assert "  saturation at most 25%: 75% of a step was waiting, copying" in said
     run, said = compute(batches([8, 8]), epochs=1)  # too few steps
     assert run.verdict is None and not [line for line in said if "Verdict" in line]
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "advised"),
+    [
+        (0.0001, "hold the data as whole tensors"),
+        (0.1, "let worker processes last from epoch to epoch"),
+        (3.0, "Loader.from_dataloader(loader) in the DataLoader's place"),
+    ],
+)
+def test_making_batches_ahead_is_advised_where_it_would_be_done(
+    cost_s: float, advised: str
+) -> None:
+    now = [0.0]
+
+    class Costly(Dataset[Any]):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> Any:
+            now[0] += cost_s
+            return torch.zeros(4), 0
+
+    _, options = told(clock=lambda: now[0])
+    run = hasten.Run(**options)
+    model, optimizer = run.prepare(model := nn.Linear(4, 2), sgd(model.parameters()))
+    for _ in run.epochs(1):
+        for data, labels in run.batches(DataLoader(Costly(), 1)):
+            now[0] += cost_s
+            run.backward(cross_entropy(model(data), labels))
+            run.step(optimizer)
+    assert run.verdict is not None and run.verdict.bound_by == "waiting for data"
+    assert advised in run.verdict.advice
+
+
+@pytest.mark.parametrize("hint", [None, "python train.py --resume", "hasten train --resume x"])
+def test_only_the_command_is_advised_its_options(hint: str | None) -> None:
+    now = [0.0]
+    _, options = told(clock=lambda: now[0], resume_hint=hint)
+    run = hasten.Run(**options)
+    model, optimizer = run.prepare(model := mlp(), sgd(model.parameters()))
+    for _ in run.epochs(1):
+        for data, labels in run.batches(batches([8] * 5)):
+            loss = cross_entropy(model(data), labels)
+            run.backward(loss)
+            now[0] += 1.0
+            run.step(optimizer)
+    assert run.verdict is not None
+    assert ("--" in run.verdict.advice) is (hint == "hasten train --resume x")
 
 
 def test_a_trainer_s_run_leaves_the_verdict_to_its_measured_saturation() -> None:
