@@ -218,7 +218,7 @@ class _Memories:
             or not tensor.is_leaf
         ):
             return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
-        kind, wants = type(tensor), tensor.requires_grad
+        kind, wants, attributes = type(tensor), tensor.requires_grad, vars(tensor)
         # PyTorch would send the numbers without what is still to be done to them.
         tensor = tensor.detach().resolve_conj().resolve_neg()
         storage, offset = tensor.untyped_storage(), int(tensor.storage_offset())
@@ -230,7 +230,8 @@ class _Memories:
         else:
             memory = self._whole(storage)
         layout = (offset, tuple(tensor.shape), tensor.stride())
-        return _tensor_of, (kind, memory, tensor.dtype, *layout, wants)
+        made = _tensor_of, (kind, memory, tensor.dtype, *layout, wants)
+        return (*made, attributes, None, None, _attributed) if attributes else made
 
     def _storage(self, storage: torch.UntypedStorage) -> Any:
         if storage.device.type == "meta":
@@ -278,6 +279,10 @@ def _tensor_of(
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad=wants)
     return tensor.requires_grad_() if wants else tensor
+
+
+def _attributed(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    vars(tensor).update(attributes)
 
 
 def _ordinary(size: int) -> torch.UntypedStorage:

@@ -76,6 +76,17 @@ def pair() -> Iterator[Pair]:
     found.close()
 
 
+def test_attributes_that_somebody_gave_a_tensor_come_through(pair: Pair) -> None:
+    large: Any = torch.arange(LARGE)
+    large.file, large.mask, large.itself = "a.png", torch.arange(LARGE) % 2, large
+    weight: Any = nn.Parameter(torch.ones(3))
+    weight.name_of = ["w"]
+    got, got_weight = pair.through([large, weight])
+    assert (got.file, got_weight.name_of) == ("a.png", ["w"])
+    assert got.itself is got and torch.equal(got.mask, torch.arange(LARGE) % 2)
+    assert torch.equal(got, large) and type(got_weight) is nn.Parameter
+
+
 @dataclass
 class Record:
     values: torch.Tensor
