@@ -178,6 +178,8 @@ class _Thread:
                 made = self._maker.attempt(
                     job.epoch, job.number, job.indices, stopped=self._closed.is_set
                 )
+        except _DrawError as error:
+            job.unfit = str(error)
         except BaseException as error:  # noqa: BLE001 - the loop's thread makes it, and tells
             job.unfit = f"not in a thread of its own: {type(error).__name__}: {text_of(error)}"
         else:

@@ -9,11 +9,12 @@ from itertools import islice
 
 import torch
 
-from hasten.feed import telling
+from hasten.feed import randomness, telling
 from hasten.feed.adapt import Watch
 from hasten.feed.blame import named
 from hasten.feed.choose import Planner
 from hasten.feed.executor import Executor, Items, Parts
+from hasten.feed.harmless import DRAW, doubt
 from hasten.feed.lateness import queued_s
 from hasten.feed.moves import Moves
 from hasten.feed.options import Options
@@ -72,8 +73,23 @@ class Feeds:
                 f"  device_transform {named(transform)} is for batches on a device: it runs on "
                 'those of loader.to(device), also of loader.to("cpu"), and not on these'
             )
+        if self._draws_beside_the_loop:
+            lines.append(
+                "  samples draw from Python's or NumPy's generator, in a thread till that is seen: "
+                "what the loop draws from it meanwhile may differ from that beside another plan"
+            )
         lines += [f"  changed from {old} to {new}" for old, new in feed.changes]
         return "\n".join(lines)
+
+    @property
+    def _draws_beside_the_loop(self) -> bool:
+        """Threads that somebody named draw from what is the loop's too, as far as known."""
+        maker = self._maker
+        if self._options.plan != "threads" or maker.fetch is not None:
+            return False
+        found = doubt(maker.dataset, maker.collate_fn)
+        read = found.startswith(DRAW) and not found.startswith(f"{DRAW} (torch.")
+        return read or bool(maker.uses & {randomness.PYTHON, randomness.NUMPY})
 
     def items(
         self, device: torch.device | None, ahead: Ahead | None, epoch: int, first: int

@@ -76,7 +76,8 @@ class RunSettings:
             or ``single``.
         sync_batchnorm: batch norms take their statistics over the batch of all processes, not of
             each its own.
-        accumulate: batches whose gradients are averaged before each optimizer step.
+        accumulate: batches whose gradients are averaged, each sample alike, before each optimizer
+            step.
         clip_norm: largest 2-norm of all gradients together; ``None`` leaves them.
         seed: seeds Python's, numpy's and torch's generators when the run is made; ``None`` leaves
             them. For the initial weights of a model that is made before, seed there:

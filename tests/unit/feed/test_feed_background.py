@@ -263,3 +263,40 @@ def test_what_the_loop_draws_itself_stays_drawn(seeded: bool) -> None:
         assert random.getstate() == (start if seeded else now)
     finally:
         randomness.restore(before)
+
+
+class DrawsNumpy(kinds.Plain):
+    def __getitem__(self, index: int) -> Any:
+        return np.random.rand()
+
+
+class DrawsUnseen(kinds.Plain):
+    how: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return getattr(self, "how")()  # noqa: B009 - its source tells nothing
+
+
+def test_that_threads_share_a_generator_with_the_loop_is_said_of_those_that_were_named() -> None:
+    says = "what the loop draws from it meanwhile may differ"
+    assert says in Loader(DrawsNumpy(), 4, plan="threads").explain()
+    for options in ({}, {"plan": "inline"}, {"plan": "processes"}):
+        assert says not in Loader(DrawsNumpy(), 4, **options).explain()
+    assert says not in Loader(InThread(), 4, plan="threads").explain()
+    late = DrawsUnseen()
+    late.how = random.random
+    with Loader(late, 4, plan="threads") as loader:
+        assert says not in loader.explain(), "nothing was seen"
+        list(loader)
+        assert says in loader.explain()
+
+
+def test_what_draws_from_torch_is_named_without_a_class_of_hasten_s() -> None:
+    class Draws(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(1)
+
+    with Loader(Draws(), 4, plan="threads") as loader:
+        assert "may differ" not in loader.explain()
+        list(loader)
+        assert "not threads: rand draws from torch's global generator" in loader.explain()
