@@ -32,3 +32,16 @@ class Awaited(threading.Thread):
         """Wait until it has ended, or for so many seconds."""
         if not self.is_alive() or self._left.wait(timeout):  # in a fork it is not alive
             super().join(timeout)
+
+
+def in_spite_of_signals(end: Callable[[], None]) -> None:
+    """End something; where a signal handler raises meanwhile (Ctrl-C), begin that anew before its
+    error goes on, so that no thread is left for having been the second to be waited for.
+
+    The next signal does leave it: what is waited for may take long.
+    """
+    try:
+        end()
+    except BaseException:
+        end()
+        raise

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hasten.errors import DataError
 from hasten.feed import randomness
-from hasten.feed.awaited import Awaited
+from hasten.feed.awaited import Awaited, in_spite_of_signals
 from hasten.feed.depth import Depth
 from hasten.feed.describe import late, text_of
 from hasten.feed.ending import close_at_end
@@ -155,6 +155,9 @@ class _Thread:
 
     def close(self) -> None:
         """End the thread after the sample it is at; what it has not made stays unmade."""
+        in_spite_of_signals(self._end)
+
+    def _end(self) -> None:
         self._closed.set()
         self._jobs.put(None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hasten.errors import DataError
-from hasten.feed.awaited import Awaited
+from hasten.feed.awaited import Awaited, in_spite_of_signals
 from hasten.feed.buffers import Ring, array
 from hasten.feed.depth import Depth
 from hasten.feed.describe import late
@@ -258,6 +258,9 @@ class _Pool:
             return self._done.wait_for(lambda: not job.left or self._closed, timeout_s or None)
 
     def close(self) -> None:
+        in_spite_of_signals(self._end)
+
+    def _end(self) -> None:
         with self._work:
             self._closed = True
             self._tasks.clear()

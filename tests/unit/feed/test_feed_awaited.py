@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
+from torch.utils.data import Dataset
 
+from hasten.feed import Loader
 from hasten.feed.awaited import Awaited
 from hasten.train.background import Background
 
@@ -153,3 +157,45 @@ def test_a_trial_that_is_interrupted_aborts_nothing(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in done.stderr
     assert "_by_thread" in done.stderr, "not in a trial"
     assert done.returncode == 130 or done.returncode == -signal.SIGINT, done.stderr
+
+
+class Slow(Dataset[int]):
+    """Some time for each sample."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.2)
+        return index
+
+
+class SlowByKey(Slow):
+    def fetch(self, index: int, key: int) -> int:
+        return self[index]
+
+
+@pytest.mark.parametrize(("dataset", "threads"), [(Slow(), 1), (SlowByKey(), 3)])
+def test_ctrl_c_while_threads_are_ended_leaves_none_of_them(
+    dataset: Any, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, interrupts = Awaited.join, [KeyboardInterrupt()]
+
+    def interrupted(thread: Awaited, timeout: float | None = None) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        join(thread, timeout)
+
+    loader = Loader(dataset, 4, plan="threads", num_workers=threads)
+    batches: Any = iter(loader)
+    next(batches)
+    monkeypatch.setattr(Awaited, "join", interrupted)
+    assert _of_the_feed() == threads
+    with pytest.raises(KeyboardInterrupt):
+        batches.close()
+    assert _of_the_feed() == 0
+    assert not interrupts
+
+
+def _of_the_feed() -> int:
+    return len([t for t in threading.enumerate() if t.name.startswith("hasten-feed")])
