@@ -34,6 +34,7 @@ from hasten.feed.pool import DiedError, LateError, Pool
 from hasten.feed.sources import Gather, Item, as_rows
 from hasten.feed.tables import Table
 from hasten.feed.taken import TakenOrder
+from hasten.feed.worth import Worth
 from hasten.observe.remedies import Remedy
 
 _TRIAL_BATCHES = 3
@@ -47,7 +48,9 @@ _CHEAP_BATCH_S = 0.001  # passing a batch between processes costs a good part of
 # three, and lost beside the others.
 _START_WORKERS_S = 1.0
 _MOST_WORKERS = 8
+_FEWEST = 6  # batches an epoch: two of them are made in the loop's thread too, to be compared
 _A_WORKER_S = 1.0  # what an epoch's samples must cost for each: they are started in every epoch
+_STARTED_S = 0.06  # what that takes of it for each; where samples wait, others go on meanwhile
 UNFORESEEN = "its sampler is not asked before its time, as that might leave something behind"
 """What to say where its code is not seen to draw only from what is put back."""
 
@@ -88,8 +91,9 @@ class Sought(Protocol):
 class MadeAhead:
     """Made by worker processes."""
 
-    def __init__(self, maker: AsGiven, options: Options, plan: Plan) -> None:
+    def __init__(self, maker: AsGiven, options: Options, plan: Plan, worth: Worth) -> None:
         self._maker = maker
+        self._worth = worth
         self._each = max(1, plan.prefetch_batches // plan.workers)
         self._bound = Bound(plan.prefetch_bytes, plan.batch_bytes)
         self._mark = Mark(maker.dataset, maker.collate_fn)
@@ -127,8 +131,9 @@ class MadeAhead:
             return None, "the loop changes the data set between batches"
         if number not in _COMPARED and number > self._first + 1:
             return batch, ""
-        before = randomness.save()
+        before, begun = randomness.save(), time.perf_counter()
         here = self._maker.make(0, number, wanted).batch
+        self._worth.made(time.perf_counter() - begun)
         moved = randomness.touched(before)
         if device is not None:
             here = move(here, device, non_blocking=False)
@@ -209,7 +214,7 @@ class _Noted(LateOrder):
             yield indices
 
 
-def made_ahead(maker: AsGiven, options: Options, plan: Plan) -> Sought:
+def made_ahead(maker: AsGiven, options: Options, plan: Plan, worth: Worth) -> Sought:
     """Its processes, or none where a plan that nobody asked for finds no room for them.
 
     Raises:
@@ -218,7 +223,7 @@ def made_ahead(maker: AsGiven, options: Options, plan: Plan) -> Sought:
     if alive(maker.dataset, maker.collate_fn):  # asked for by name, without a trial
         return NoneAhead(_ALIVE)
     try:
-        return MadeAhead(maker, options, plan)
+        return MadeAhead(maker, options, plan, worth)
     except UsageError as error:
         if options.plan != "auto":
             raise
@@ -297,6 +302,9 @@ def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -
     if cores == 1 and found.busy > 0.5:
         return _inline(f"{each}, and one core", "cheaper")
     count = len(options.dataset) if hasattr(options.dataset, "__len__") else 0
+    if 0 < count < _FEWEST * size:
+        few = f"{-(-count // size)} batches an epoch, of which the first are made here in any case"
+        return _inline(f"{each}, {few}")
     epoch_s = found.batch_s / size * count if count else math.inf
     if not found.cut and ahead_of(found.batch_s, epoch_s) == "lasting":
         short = f"{duration(epoch_s)} an epoch: too little to start processes for in each"
@@ -304,7 +312,8 @@ def _judged(found: Tried, options: Options, size: int, watched_s: float = 0.0) -
     # One core is left to the training step; samples that mostly wait need more than one a core.
     busy = found.busy > 0.5
     wanted = max(1, cores - 1) if busy else workers_for(cores, found.busy)
-    wanted = int(min(wanted, _MOST_WORKERS, max(1, epoch_s / _A_WORKER_S)))
+    most = epoch_s / _A_WORKER_S if busy else math.sqrt(epoch_s / _STARTED_S)
+    wanted = int(min(wanted, _MOST_WORKERS, max(1, most)))
     seen = "" if found.cut else ", drawing nothing"
     reason = f"{each}{seen}" + ("" if busy else ", mostly waiting")
     return Plan(

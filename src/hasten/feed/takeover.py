@@ -30,11 +30,13 @@ from hasten.feed.played import Virtual
 from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
 from hasten.feed.taken import TakenOrder, options_of
+from hasten.feed.worth import Worth
 
 _log = logging.getLogger("hasten.feed")
 
 Device = torch.device | None
 
+_NO_SOONER = "epochs took longer with batches made ahead than they would have without"
 _FEW = 10  # batches: of an epoch that is left by then, processes are started later in the next one
 
 
@@ -65,6 +67,7 @@ class TakenFeeds:
         self._kept_apart = False  # until closed: lasting ones would see nothing of later changes
         self._parts = Parts(loader)
         self._begun = False
+        self._worth = Worth()
         self._begin_here = 0  # batches, before processes are started for the rest of an epoch
 
     @property
@@ -223,7 +226,7 @@ class TakenFeeds:
         after = replace(plan, pinned=False, copied=False, ahead_batches=0)
         given, left = 0, True
         try:
-            for item in self._placed(checked, after, ahead, device, epoch):
+            for item in self._worth.timed(self._placed(checked, after, ahead, device, epoch)):
                 given += 1
                 yield item
                 del item
@@ -231,6 +234,8 @@ class TakenFeeds:
         finally:
             self._begin_here = 2 * given if left and given <= _FEW else 0
         self._order.end(now)
+        if self._worth.none and self._options.plan == "auto" and self._plans.get(device) == plan:
+            self._change(device, plan, _NO_SOONER)
 
     def _checked(
         self,
@@ -284,7 +289,7 @@ class TakenFeeds:
     def _sought(self, plan: Plan) -> Sought:
         if plan.name == "gather" and self._planner.table is not None:
             return TableAhead(self._planner.table, plan)
-        return made_ahead(self._maker, self._options, plan)
+        return made_ahead(self._maker, self._options, plan, self._worth)
 
     def _change(self, device: Device, plan: Plan, trouble: str) -> Plan:
         _log.info("feed: inline from here on: %s", trouble)

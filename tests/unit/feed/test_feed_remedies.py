@@ -194,7 +194,7 @@ def test_what_is_advised_for_whole_tensors_with_workers_does_without_them() -> N
     ],
 )
 def test_of_a_dataloader_without_workers(found: Tried, remedy: str) -> None:
-    options = Loader.from_dataloader(DataLoader(Drawing(), 8))._options
+    options = Loader.from_dataloader(DataLoader(Drawing(100), 8))._options
     assert foresight._judged(found, options, 8).remedy == remedy
 
 

@@ -471,10 +471,13 @@ def test_slow_samples_that_draw_nothing_are_made_ahead(monkeypatch: pytest.Monke
          "processes for in each"),
         (0.0216, 1.0, 300, 4, "inline - 2.7 ms a sample, 810 ms an epoch: too little to start "
          "processes for in each"),
+        (4.0, 1.0, 39, 4, "inline - 500 ms a sample, 5 batches an epoch, of which the first are "
+         "made here in any case"),
+        (4.0, 1.0, 48, 4, "processes, 3 processes - 500 ms a sample, drawing nothing"),
         (0.016, 1.0, 10**6, 4, "processes, 3 processes - 2 ms a sample, drawing nothing"),
         (0.016, 0.1, 10**6, 1, "processes, 8 processes - 2 ms a sample, drawing nothing, mostly "
          "waiting"),
-        (0.016, 0.1, 1000, 2, "processes, 2 processes - 2 ms a sample, drawing nothing, mostly "
+        (0.016, 0.1, 1000, 2, "processes, 5 processes - 2 ms a sample, drawing nothing, mostly "
          "waiting"),
     ],
 )  # fmt: skip
