@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -115,6 +116,7 @@ class Keeper:
         self.loops = Loops(self.device, self.world, self._how_to_begin_anew)
         """The loops that train, and their loaders."""
         self._read: list[Source] = []  # the loaders that were only read, the last few
+        self._left_out: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # said, by loader
         self._in_session = False
         self._source: Source | None = None
         self._mark: Mark | None = None

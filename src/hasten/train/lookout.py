@@ -110,11 +110,19 @@ class Lookout(Saver):
         finally:
             if shown:
                 self.progress.epoch_done()
+            self._tell_left_out(source)
             close(batches)
             if not self._in_session:
                 source.close()
             if self.settings.seed is not None or self.world.size > 1:
                 set_rng_state(before, self.device)
+
+    def _tell_left_out(self, source: Source) -> None:
+        """Of a loop that is over: once, while that stays the same from loop to loop."""
+        said = source.left_out
+        if said and said != self._left_out.get(source.loader):
+            self._left_out[source.loader] = said
+            self.say(said)
 
     def _is_to_stop(self, agreement: Agreement | None) -> bool:
         """Whether a signal ends a loop that only reads, before its next batch."""

@@ -365,6 +365,7 @@ class Run(Lookout):
             self._learning_rate = self.learning_rate
             self.progress.epoch_done()
             self._mark = self._source = None
+            self._tell_left_out(source)
             close(batches)
 
     def _step_what_is_owed(self) -> None:

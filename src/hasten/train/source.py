@@ -73,6 +73,7 @@ class Source:
         self._rng_at_epoch: dict[str, Any] | None = None
         self._own_at_epoch: list[torch.Tensor] = []
         self._resume: dict[str, Any] | None = None
+        self._left_out_before = 0
 
     @property
     def loader(self) -> Any:
@@ -104,6 +105,17 @@ class Source:
         return str(self.plan or f"{self._kind}, as given")
 
     @property
+    def left_out(self) -> str:
+        """What to say of the samples that were skipped since the start; "" where none was."""
+        loader, before = self.loader, self._left_out_before
+        count = loader.skipped_count - before if isinstance(loader, Loader) else 0
+        if not count:
+            return ""
+        known = loader.skipped[before:] or loader.skipped  # of many, the first are kept
+        samples = "a sample was" if count == 1 else f"{count:,} samples were"
+        return f"{samples} left out (on_error='skip'), for one: {min(why for _, why in known)}"
+
+    @property
     def copy_seconds(self) -> float:
         """Time the feed itself has spent copying to the device within its ``next``, so far."""
         return float(getattr(self.fed, "copy_seconds", 0.0))
@@ -115,6 +127,7 @@ class Source:
             DataError: the loader gives fewer batches than were done.
         """
         resume, self._resume = self._resume, None
+        self._left_out_before = getattr(self.loader, "skipped_count", 0) if self._own else 0
         self.batches_done = resume["batches"] if resume else 0
         if not self._own:
             taken = self._takeover.of(self.loader if self._slices is None else self._slices.loader)

@@ -572,3 +572,44 @@ def test_a_trainer_s_run_leaves_the_verdict_to_its_measured_saturation() -> None
     assert found.verdict is not None and found.saturation is not None
     assert f"saturation {found.saturation:.0%}" in found.verdict.evidence
     assert "Verdict" not in stream.getvalue()
+
+
+class Broken(Dataset[Any]):
+    def __init__(self, broken: set[int]) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.broken:
+            raise ValueError("no header")
+        return torch.full((4,), float(index)), 0
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_samples_that_were_left_out_are_told_of(leave: bool) -> None:
+    stream, options = told()
+    run = hasten.Run(**options)
+    dataset, held_out = Broken({0, 2}), Broken({3})
+    given = hasten.Loader(dataset, 4, on_error="skip", plan="inline", shuffle=True)
+    val = hasten.Loader(held_out, 4, on_error="skip", plan="inline")
+    whole = hasten.Loader(Broken(set()), 4, on_error="skip", plan="inline")
+    model, optimizer = run.prepare(model := nn.Linear(4, 2), sgd(model.parameters()))
+    for epoch in run.epochs(4):
+        if epoch == 2:
+            dataset.broken.add(5)
+        for number, (inputs, labels) in enumerate(run.batches(given)):
+            run.backward(cross_entropy(model(inputs), labels))
+            run.step(optimizer)
+            if leave and number == 3:
+                break
+        for read in (val, whole):
+            for _ in run.batches(read, training=False):
+                pass
+    said = [line for line in stream.getvalue().splitlines() if "left out" in line]
+    assert len(said) == 3, "once, and again where it changes"
+    assert said[0].startswith("2 samples were left out (on_error='skip'), for one: sample 0 of ")
+    assert "no header" in said[0]
+    assert said[1].startswith("a sample was left out (on_error='skip'), for one: sample 3 of ")
+    assert said[2].startswith("3 samples were left out")

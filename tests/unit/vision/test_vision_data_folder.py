@@ -573,3 +573,20 @@ def test_preparation() -> None:
             Preparation.from_config(wrong)
     with pytest.raises(UsageError):
         Preparation(size=8, crop_fraction=0)
+
+
+def test_files_that_are_left_out_are_told_of_where_nobody_listens(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "cats" / "z.jpg").write_bytes(noise(root / "cats" / "z.jpg")[:400])
+    said: list[str] = []
+    loaded = data.load(root, say=said.append)
+    assert not caplog.messages, "who listens is told by say"
+    loaded = data.load(root)
+    (message,) = caplog.messages
+    assert "1 unusable image file was skipped" in message and "cats/z.jpg" in message
+    assert "cats/z.jpg" in repr(loaded.problems)
+    (root / "cats" / "z.jpg").unlink()
+    caplog.clear()
+    assert repr(data.load(root).problems) == "<Problems: no file was skipped>"
+    assert not caplog.messages

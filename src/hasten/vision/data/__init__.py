@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from .preparation import Preparation
 from .problems import Problems
 
 __all__ = ["BUILT_IN", "ImageData", "Preparation", "Problems", "load", "load_labelled"]
+
+_log = logging.getLogger("hasten.vision")
 
 BUILT_IN = ("digits", "fashion-mnist")
 """Names that :func:`load` knows; anything else is a folder."""
@@ -55,7 +58,9 @@ def load(
             ``none``. Images are cut from the copies then, which changes large ones a little.
         cache_bytes: that all copies take at most; None is half of what is free.
         download: try the network where Fashion-MNIST is nowhere.
-        say: told what takes long or was skipped, a line of text each.
+        say: told what takes long or was skipped, a line of text each. Without it, the logger
+            ``hasten.vision`` has a warning of the files that were skipped, ``.problems`` of what
+            is returned has them all.
 
     Raises:
         UsageError: an argument cannot be used, or does not apply to the source.
@@ -71,7 +76,7 @@ def load(
     _check_applies(name, data_dir, channels)
     if (cache != "none" or cache_bytes is not None) and name in BUILT_IN:
         raise UsageError(f"a cache is for folders of images; {name} lies in memory whole")
-    say = say or _say_nothing
+    quiet, say = say is None, say or _say_nothing
     if name == "digits":
         from .digits import load_digits
 
@@ -92,7 +97,7 @@ def load(
         )
     from .folder import load_folder
 
-    return load_folder(
+    images = load_folder(
         _folder(name),
         val_fraction=val_fraction,
         seed=seed,
@@ -103,6 +108,9 @@ def load(
         cache_bytes=cache_bytes,
         say=say,
     )
+    if quiet and images.problems:
+        _log.warning("%s", images.problems.summary())
+    return images
 
 
 def load_labelled(

@@ -67,6 +67,9 @@ class Problems:
             lines.append(f"  and {len(files) - _NAMED} more")
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<Problems: {self.summary() or 'no file was skipped'}>"
+
     def __getstate__(self) -> dict[str, object]:
         return {"limit": self.limit, "_reasons": self.files()}
 
