@@ -384,8 +384,8 @@ class Loader(Attributes):
                     raise DataError("the Loader was closed by another thread than the loop's")
                 cursor.batch, empty = number + 1, False
                 yield batch
-            if empty and self._skips.count > left_out:
-                self._skips.tell_of_nothing_left()
+            if self._skips.count > left_out:
+                self._skips.tell(left_out, empty=empty, silent=self._feeds.silent)
             elif not self._told_end and not self._skips.count:  # batches left out are no lie
                 self._told_end = tell_of_end(self, self._options, cursor)
             if self._cursor is cursor:

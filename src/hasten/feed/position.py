@@ -24,6 +24,7 @@ class Skips:
     def __init__(self) -> None:
         self.first: list[tuple[Any, str]] = []
         self.count = 0
+        self._told = 0
 
     def add(self, index: Any, message: str) -> None:
         """One was left out."""
@@ -31,14 +32,31 @@ class Skips:
         if len(self.first) < _SKIPPED_KEPT:
             self.first.append((index, message))
 
-    def tell_of_nothing_left(self) -> None:
-        """An epoch gave no batch, as all its samples were left out: no accident of a few files."""
-        _, why = self.first[-1]  # names the sample
-        _log.warning(
-            "feed: every sample was left out (on_error='skip'), so the epoch gave no batch; for"
-            " one: %s",
-            why,
-        )
+    def since(self, before: int) -> str:
+        """What to say of those left out since there were so many; "" where none was."""
+        count = self.count - before
+        if not count:
+            return ""
+        known = self.first[before:] or self.first  # each names its sample
+        samples = "a sample was" if count == 1 else f"{count:,} samples were"
+        return f"{samples} left out, for one: {min(why for _, why in known)}"
+
+    def tell(self, before: int, *, empty: bool, silent: bool) -> None:
+        """At the end of an epoch that left some out: once, and again where their number changes.
+
+        Args:
+            before: how many were left out before it.
+            empty: it gave no batch, as all were left out: no accident of a few files.
+            silent: who iterates tells of the others himself.
+        """
+        if empty:
+            _log.warning(
+                "feed: every sample was left out, so the epoch gave no batch; for one: %s",
+                self.first[-1][1],
+            )
+        elif not silent and self.count - before != self._told:
+            self._told = self.count - before
+            _log.warning("feed: %s", self.since(before))
 
 
 @dataclass(slots=True)

@@ -107,13 +107,9 @@ class Source:
     @property
     def left_out(self) -> str:
         """What to say of the samples that were skipped since the start; "" where none was."""
-        loader, before = self.loader, self._left_out_before
-        count = loader.skipped_count - before if isinstance(loader, Loader) else 0
-        if not count:
-            return ""
-        known = loader.skipped[before:] or loader.skipped  # of many, the first are kept
-        samples = "a sample was" if count == 1 else f"{count:,} samples were"
-        return f"{samples} left out (on_error='skip'), for one: {min(why for _, why in known)}"
+        loader = self.loader
+        skips = loader._skips if isinstance(loader, Loader) else None
+        return "" if skips is None else skips.since(self._left_out_before)
 
     @property
     def copy_seconds(self) -> float:

@@ -90,6 +90,24 @@ def test_an_epoch_of_which_nothing_is_left_is_told_of(
     assert "is gone" in told[0]
 
 
+@pytest.mark.parametrize("plan", ["inline", "threads", "processes"])
+def test_samples_that_were_left_out_are_told_of_at_the_epoch_s_end(
+    plan: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Some(kinds.Plain):
+        def __getitem__(self, index: int) -> Any:
+            if index in (3, 5):
+                raise OSError(f"{index} is gone")
+            return index
+
+    with Loader(Some(), 4, plan=plan, on_error="skip", shuffle=True) as loader:
+        for _ in range(3):
+            list(loader)
+    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(told) == 1, "their number stays the same"
+    assert told[0].startswith("feed: 2 samples were left out, for one: sample 3 of Some")
+
+
 def test_skipped_samples_keep_the_draws_of_the_others() -> None:
     def add(batch: Any, rng: Any) -> Any:
         return batch[1] + rng.uniform(1)[:, 0]

@@ -609,7 +609,7 @@ def test_samples_that_were_left_out_are_told_of(leave: bool) -> None:
                 pass
     said = [line for line in stream.getvalue().splitlines() if "left out" in line]
     assert len(said) == 3, "once, and again where it changes"
-    assert said[0].startswith("2 samples were left out (on_error='skip'), for one: sample 0 of ")
+    assert said[0].startswith("2 samples were left out, for one: sample 0 of ")
     assert "no header" in said[0]
-    assert said[1].startswith("a sample was left out (on_error='skip'), for one: sample 3 of ")
+    assert said[1].startswith("a sample was left out, for one: sample 3 of ")
     assert said[2].startswith("3 samples were left out")
