@@ -12,6 +12,7 @@ from torch import nn
 
 from hasten.errors import DataError, UsageError
 from hasten.feed import Loader
+from hasten.feed.telling import silence
 from hasten.observe.confusion import ClassFigures, per_class
 from hasten.observe.progress import Progress
 from hasten.train.evaluation import Evaluation, evaluate
@@ -95,6 +96,7 @@ def measure(
         bar,
         explained(classifier.device, batch_size),
     ):
+        silence(loader)  # what is left out is in the result
         watched = _Watched(loader.to(classifier.device), bar)
         # The loss of the training, so that the figures are those that it printed.
         loss = nn.CrossEntropyLoss(label_smoothing=float(smoothing))
