@@ -83,6 +83,9 @@ class StopSignals:
         if not _by_hand(number) and self._clock() - self._noted_s < SAME_S:
             return
         self._restore()  # the second signal does what it did before hasten came
+        if number == signal.SIGINT and signal.getsignal(number) is signal.default_int_handler:
+            # What it does, but for the tracebacks of what was being closed down.
+            raise KeyboardInterrupt from None
         signal.raise_signal(number)
 
     def _restore(self, which: Callable[[int], bool] = lambda number: True) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,3 +164,17 @@ def test_what_another_process_was_told_counts_as_the_first() -> None:
         now[0] += SAME_S / 2
         TERMINATE()
         assert signals.received == signal.SIGTERM
+
+
+def test_a_second_ctrl_c_shows_one_traceback() -> None:
+    """Not those of what was being handled when it came."""
+    with StopSignals():
+        signal.raise_signal(signal.SIGINT)
+        try:
+            raise ValueError("closing down")
+        except ValueError:
+            with pytest.raises(KeyboardInterrupt) as info:
+                signal.raise_signal(signal.SIGINT)
+    shown = "".join(traceback.format_exception(info.value))
+    assert shown.count("Traceback (most recent call last)") == 1
+    assert "closing down" not in shown
