@@ -164,7 +164,7 @@ def test_what_is_made_ahead_is_given_only_while_files_stay_where_they_are(number
     expected = list(dataloader(other))
     with Loader.from_dataloader(dataloader(dataset), plan="processes") as loader:
         assert all(map(identical, loader, expected))
-        assert loader.plan.name == "inline" and "open file" in loader.plan.reason
+        assert loader.plan.name == "inline" and "in a file that was open" in loader.plan.reason
     assert dataset.place == other.place
     dataset.close()
     other.close()
