@@ -241,7 +241,7 @@ class Stream:
 
     def batches(self, epoch: int, first: int) -> Generator[Item, None, None]:
         """See `Source`."""
-        outside, inside = randomness.save(), None
+        outside, inside = randomness.image(), None
         read: Iterator[Item] | None = None
         while True:
             try:
@@ -249,16 +249,16 @@ class Stream:
                     randomness.seed(mix(self._seed, epoch, WORKERS, 0))  # as worker 0 of 1
                     read = self._read(first)
                 else:
-                    randomness.restore(inside)
+                    randomness.put(inside)
                 item = next(read, None)
-                inside = randomness.save()
+                inside = randomness.image()
             finally:
-                randomness.restore(outside)
+                randomness.put(outside)
             if item is None:
                 return
             yield item
             del item
-            outside = randomness.save()
+            outside = randomness.image()
 
     def _read(self, first: int) -> Iterator[Item]:
         """The batches from `first` on; those before are put together only where that may draw."""

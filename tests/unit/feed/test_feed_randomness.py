@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,3 +72,57 @@ def test_python_s_generator_is_asked_where_its_words_are_not_found(
     monkeypatch.setattr(randomness, "_python", asked)
     test_each_draw_of_each_generator_is_seen_and_can_be_undone()
     test_the_half_of_a_pair_of_python_s_normals_is_seen()
+
+
+def _draws() -> list[Any]:
+    normal = [random.gauss(0, 1), float(np.random.standard_normal()), float(torch.randn(()))]
+    return [*normal, random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("halves", [0, 1])
+def test_an_image_that_is_put_back_is_all_of_the_states(
+    known: bool, halves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not known:  # of another interpreter, say
+        monkeypatch.setattr(randomness._python, "_writable", False)
+        monkeypatch.setattr(randomness._numpy, "_sought", True)
+        monkeypatch.setattr(randomness._numpy, "_half", None)
+    before = randomness.save()
+    try:
+        for _ in range(700):  # past a round of words
+            random.random()
+        for _ in range(halves):
+            _draws()
+        kept, saved = randomness.image(), randomness.save()
+        wanted = [_draws() for _ in range(3)]
+        assert randomness.touched(saved) == randomness.ALL
+        randomness.put(kept)
+        assert not randomness.touched(saved)
+        assert [_draws() for _ in range(3)] == wanted
+        randomness.seed(5)
+        randomness.put(kept)
+        assert [_draws() for _ in range(3)] == wanted
+    finally:
+        randomness.restore(before)
+
+
+def test_an_image_is_put_back_in_another_generator_of_numpy_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, own = randomness.save(), np.random.get_bit_generator()
+    try:
+        np.random.standard_normal()
+        kept = randomness.image()
+        wanted = _draws()
+        np.random.set_bit_generator(np.random.MT19937(3))
+        randomness.put(kept)
+        assert _draws() == wanted
+        np.random.set_bit_generator(np.random.PCG64(3))
+        pcg = randomness.image()
+        other = _draws()
+        randomness.put(pcg)
+        assert _draws() == other
+    finally:
+        np.random.set_bit_generator(own)
+        randomness.restore(before)
