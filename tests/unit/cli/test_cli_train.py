@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,13 @@ def test_other_mistakes_say_nothing_of_lists(
     # An option with a comma that is right is no list that was refused.
     assert _run(["train", *words, "--data-dir", "a,b", "--runs", str(tmp_path)]) == 2
     assert "hasten compare" not in capsys.readouterr().err
+
+
+def test_training_is_fed_by_hasten_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HASTEN_CACHE_DIR", str(tmp_path / "cache"))
+    words = ["train", "digits", "--epochs", "1", "--device", "cpu", "--precision", "float32"]
+    assert _run([*words, "--json", "--runs", str(tmp_path / "runs")]) == 0
+    feed = json.loads(capsys.readouterr().out)["feed"]
+    assert feed.startswith("gather, 1 thread - 1,438 samples in memory")

@@ -695,3 +695,12 @@ def test_data_that_differs_between_trials_is_kept_only_for_a_few() -> None:
     trials, _ = on_cpu(seed="0,1,2,3").trials()
     runner.prepared(trials)
     assert len(runner._data) == 3
+
+
+def test_compared_runs_are_fed_by_hasten_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HASTEN_CACHE_DIR", str(tmp_path))
+    settings = TrainSettings(data="digits", epochs=1, device="cpu", precision="float32")
+    found = Runner(lambda line: None)(settings)
+    assert found.feed.startswith("gather, 1 thread - 1,438 samples in memory")
