@@ -171,11 +171,13 @@ def _psutil_memory() -> tuple[int, int] | None:
 
 
 def _cache_bytes(folder: Path) -> int:
+    found: dict[str, int] = {}
     for line in (_read(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
-        if key in {"inactive_file", "total_inactive_file"} and value.strip().isdigit():
-            return int(value)
-    return 0
+        if value.strip().isdigit():
+            found[key] = int(value)
+    # Version 1 has what is used by the groups below too, and its cache under a name of its own.
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def _number(path: Path) -> int | None:

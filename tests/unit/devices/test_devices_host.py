@@ -167,6 +167,31 @@ def test_memory_is_within_the_limit_of_the_container(tmp_path):
     assert host.memory(root=tmp_path) == (150 * 1024, 400 * 1024)
 
 
+@pytest.mark.parametrize("limited", ["docker/abc", "docker", "."])
+def test_memory_is_within_the_limit_of_a_container_of_version_1(tmp_path, limited):
+    """The tightest of its group and of those above it holds, with what all below it use."""
+    group, kb = "sys/fs/cgroup/memory", 1024
+    lay_out(
+        tmp_path,
+        {
+            "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/",
+            f"{group}/docker/abc/memory.limit_in_bytes": "9223372036854771712",
+            f"{group}/docker/abc/memory.usage_in_bytes": "1024",
+        },
+    )
+    assert host.memory(root=tmp_path) == (900 * kb, 1000 * kb)
+    lay_out(
+        tmp_path,
+        {
+            f"{group}/{limited}/memory.limit_in_bytes": f"{400 * kb}",
+            f"{group}/{limited}/memory.usage_in_bytes": f"{300 * kb}",
+            f"{group}/{limited}/memory.stat": f"inactive_file 1\ntotal_inactive_file {50 * kb}\n",
+        },
+    )
+    assert host.memory(root=tmp_path) == (150 * kb, 400 * kb)
+
+
 def test_an_unlimited_memory_group_changes_nothing(tmp_path):
     lay_out(
         tmp_path,
