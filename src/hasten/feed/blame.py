@@ -49,7 +49,9 @@ def _place(error: BaseException) -> str:
     """Where in the code, in brackets: where the user's own called what raised, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_own(frame.filename)]
-    innermost = (own or frames)[-1:]
+    feed = Path(__file__).parent
+    others = [frame for frame in frames if not Path(frame.filename).is_relative_to(feed)]
+    innermost = (own or others)[-1:]
     return "".join(f" (at {frame.filename}:{frame.lineno})" for frame in innermost)
 
 
@@ -143,6 +145,12 @@ def misfit(
             "those, or give a collate_fn"
         )
     return f"the samples {short(indices)}{of} could not be collated: {text_of(error)}"
+
+
+def of_beginning(error: Exception) -> str:
+    """Of a DataLoader that raised before its first batch."""
+    kind = type(error).__name__
+    return f"iterating the DataLoader raised {kind}: {text_of(error)}{_place(error)}"
 
 
 def of_dataloader(loader: Any, number: int, error: Exception) -> str:

@@ -81,7 +81,12 @@ class Planner:
             return self._of_table(device, asked=True)
         if name == "threads":
             several = workers not in ("auto", 1)
-            if maker.fetch is None and (options.iterable or (several and not self._several)):
+            if options.iterable:
+                raise UsageError(
+                    f'plan="threads" is not for the stream {type(options.dataset).__name__}, whose '
+                    "samples come one after the other: leave plan out, or give num_workers=1"
+                )
+            if maker.fetch is None and several and not self._several:
                 raise UsageError(
                     f'plan="threads" with several threads needs a data set with fetch(index, '
                     f"key), whose samples draw their randomness from the key alone; "
@@ -138,6 +143,8 @@ class Planner:
         if device is None or runtime.is_host(device) or options.plan == "gather":
             each = _gathering(table, self._sizing.size, self._clock)
             why = f"{count}, {duration(each)} a sample"
+            if options.plan == "resident":
+                why += "; resident is for batches on another device than the host"
             return Plan(name="gather", reason=why, remedy="rows")
         size = table.rows * table.row_bytes
         memory = runtime.memory(device)

@@ -6,20 +6,18 @@ import logging
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import torch
 
-from hasten.errors import DataError
 from hasten.feed import randomness, telling
+from hasten.feed.as_it_is import iterated, numbered, pass_over
 from hasten.feed.asgiven import AsGiven
-from hasten.feed.blame import of_dataloader
 from hasten.feed.draws import Draws, Foreseen
 from hasten.feed.executor import Items, placed
 from hasten.feed.faithful import Faithful
 from hasten.feed.foresight import UNFORESEEN, Sought, TableAhead, made_ahead
-from hasten.feed.handlers import by_a_handler
 from hasten.feed.iteration import Direct, Epoch, Heeded, Known, Now, unwritten
 from hasten.feed.options import Options
 from hasten.feed.originals import OriginalStream, OriginalWorkers, Running, begun
@@ -27,7 +25,6 @@ from hasten.feed.parts import Parts, lasts
 from hasten.feed.place import Ahead
 from hasten.feed.plan import Plan
 from hasten.feed.played import Virtual
-from hasten.feed.position import check_reached
 from hasten.feed.sources import Gather, OnDevice, Report
 from hasten.feed.taken import TakenOrder, options_of
 from hasten.feed.worth import Worth
@@ -133,9 +130,9 @@ class TakenFeeds:
             telling.begun(plan, self._options.dataset)
         if self._planner.left:
             with order.from_start(first) as (now, _):
-                batches = iter(self.original)
+                batches = iterated(self.original)
                 if first:
-                    order.check_unmoved(lambda: _pass_over(batches, first, self.original.dataset))
+                    order.check_unmoved(lambda: pass_over(batches, first, self.original.dataset))
             return self._as_it_is(now, batches, plan, device, ahead, epoch, first)
         if self.original.num_workers:
             now, draws, _ = order.begin(first)
@@ -166,7 +163,7 @@ class TakenFeeds:
         """Iterating the DataLoader itself."""
         try:
             yield from self._placed(
-                _numbered(self.original, batches, first), plan, ahead, device, epoch
+                numbered(self.original, batches, first), plan, ahead, device, epoch
             )
             self._order.end(now)
         finally:
@@ -366,10 +363,6 @@ class TakenFeeds:
         return found
 
 
-def _pass_over(batches: Iterator[Any], first: int, whose: Any) -> None:
-    check_reached(first, sum(1 for _ in islice(batches, first)), whose)
-
-
 @contextmanager
 def _unmoved() -> Iterator[None]:
     """Whatever is drawn inside leaves the global generators as they were."""
@@ -378,19 +371,3 @@ def _unmoved() -> Iterator[None]:
         yield
     finally:
         randomness.restore(before, randomness.touched(before))
-
-
-def _numbered(loader: Any, batches: Iterator[Any], first: int) -> Items:
-    number = first
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except Exception as error:
-            if by_a_handler(error):
-                raise
-            raise DataError(of_dataloader(loader, number, error)) from error
-        yield number, batch, None
-        del batch
-        number += 1

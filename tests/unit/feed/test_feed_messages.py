@@ -772,3 +772,37 @@ def test_a_transform_is_named_whatever_it_calls_itself() -> None:
     dataset.transform = Named()
     with pytest.raises(DataError, match="in its transform Named: cannot"):
         list(Loader(dataset, 4, plan="inline"))
+
+
+class Unbegun(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        raise OSError("no such disk")
+
+
+class NoIterator(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Unbegun, "OSError: no such disk"), (NoIterator, "TypeError: iter()")]
+)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_stream_that_cannot_be_begun_is_told_in_one_way(
+    kind: Any, words: str, workers: int, taken: bool
+) -> None:
+    if taken:
+        loader = Loader.from_dataloader(DataLoader(kind(), 2, num_workers=workers))
+    else:
+        loader = Loader(kind(), 2, num_workers=workers)
+    with loader, pytest.raises(DataError) as info:
+        list(loader)
+    assert words in str(info.value)
+    assert "hasten/feed" not in str(info.value)
+    assert (f"(at {__file__}:" in str(info.value)) == (kind is Unbegun)
+
+
+def test_threads_of_a_stream_are_refused_in_words_of_their_own() -> None:
+    with pytest.raises(UsageError, match="is not for the stream Unbegun"):
+        Loader(Unbegun(), 2, plan="threads").explain()

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import hasten
+from hasten.feed import Loader
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -30,3 +31,10 @@ def test_an_epoch_ends_and_gives_what_the_host_gives(shuffle: bool, shard: tuple
         rest = [b[0].cpu().tolist() for b in islice(device, 20)]
     assert epochs == host
     assert rest == host[1][4:]
+
+
+def test_it_is_said_that_resident_is_for_another_device() -> None:
+    loader = Loader(TensorDataset(torch.arange(10)), 4, plan="resident")
+    assert loader.plan.name == "gather"
+    assert "resident is for batches on another device" in loader.explain()
+    assert "resident" not in Loader(TensorDataset(torch.arange(10)), 4).explain()
