@@ -215,6 +215,7 @@ class OriginalStream:
         self._say = say
         self._lasting: tuple[Pool, list[Reader]] | None = None
         self._size: int | None = None  # of the batches that its workers make
+        self._said = False  # that each of them repeats the whole
 
     def run(self, draws: Draws, epoch: Epoch, first: int) -> Running:
         """An epoch that begins now; the batches before `first` are read and left out.
@@ -236,7 +237,7 @@ class OriginalStream:
         loader = self._loader
         pool, readers = self._lasting or (self._started(epoch), [])
         self._lasting = None
-        kept, said = False, False
+        kept = False
         fresh = draws.base is not None
         if not fresh:
             self._order.refuses = (
@@ -252,9 +253,9 @@ class OriginalStream:
             ]
             yield None
             for number, piece in enumerate(in_turn(readers)):
-                trouble = "" if said else repeats(loader.dataset, readers, piece)
+                trouble = "" if self._said else repeats(loader.dataset, readers, piece)
                 if trouble:
-                    said = True
+                    self._said = True
                     self._say(trouble)
                 if piece is None:
                     check_reached(first, number, loader.dataset)

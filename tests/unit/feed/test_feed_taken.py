@@ -878,6 +878,12 @@ def test_what_passes_for_a_dataloader_is_left_as_it_is(workers: int) -> None:
 def test_a_stream_that_every_worker_repeats_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     check(lambda: DataLoader(Repeated(), 4, num_workers=2))
     assert any("give each its part by the id" in message for message in caplog.messages)
+    caplog.clear()
+    with Loader.from_dataloader(DataLoader(Repeated(), 4, num_workers=2)) as loader:
+        for _ in range(3):
+            list(loader)
+    told = [message for message in caplog.messages if "give each its part" in message]
+    assert len(told) == 1, "once, not in each epoch"
 
 
 class Repeated(IterableDataset):
