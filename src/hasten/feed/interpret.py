@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset, TensorDataset
 
 from hasten.feed.columns import Column, Layout, NotUnderstoodError, Part, is_sample
 from hasten.feed.reading import attribute, behind, method, name_in, parameters, tree_of
@@ -203,6 +204,12 @@ class _Frame:
 
     def _subscript(self, owner: Any, node: ast.expr) -> Any:
         key = self.value(node)
+        if key is _INDEX and type(owner) is TensorDataset:
+            tensors = self._reader.attribute(owner, "tensors")
+            return tuple(Part(self._reader.column(tensor)) for tensor in tensors)
+        if key is _INDEX and isinstance(owner, Dataset):
+            asked = method(owner, "__getitem__")
+            return self._reader.run(asked, [owner, _INDEX], self._depth + 1)
         if key is _INDEX:
             column = self._reader.column(owner)
             number = type(owner[0]) if column.copy is not None else None

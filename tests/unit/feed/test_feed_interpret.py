@@ -545,3 +545,60 @@ def test_an_integer_of_a_float_that_becomes_none_raises_as_it_would() -> None:
     labels[50] = float("nan")
     with pytest.raises(DataError, match="sample 50"):
         list(iterator)
+
+
+class Wrapped(Dataset[Any]):
+    """A transform over another data set, as people split and then augment."""
+
+    def __init__(self, inner: Any, transform: Any) -> None:
+        self.inner = inner
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.inner[index]
+        return self.transform(image), label
+
+
+def scale(image: torch.Tensor) -> torch.Tensor:
+    return image.float() / 255
+
+
+def brighter(image: torch.Tensor) -> torch.Tensor:
+    return image * 2
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_transform_over_another_data_set_is_seen_through(twice: bool) -> None:
+    inner: Any = TensorDataset(images(), torch.arange(COUNT))
+    dataset = Wrapped(Wrapped(inner, scale) if twice else inner, brighter if twice else scale)
+    assert recognise(dataset, None) is not None
+    with Loader(dataset, 8) as loader:
+        assert loader.plan.name == "gather"
+        assert identical(list(loader), list(DataLoader(dataset, 8)))
+        inner.tensors = (images() + 1, torch.arange(COUNT))
+        assert identical(list(loader), list(DataLoader(dataset, 8)))
+        dataset.transform = torch.relu
+        assert identical(list(loader), list(DataLoader(dataset, 8)))
+
+
+def test_a_transform_over_a_data_set_of_another_length_is_left_alone() -> None:
+    class Fewer(Wrapped):
+        def __len__(self) -> int:
+            return COUNT - 1
+
+    inner: Any = TensorDataset(images(), torch.arange(COUNT))
+    assert recognise(Fewer(inner, scale), None) is None
+    assert recognise(Wrapped(Subset(inner, [3, 2, 1]), scale), None) is None
+
+
+class Sampled(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        return tuple(tensor[index % 3] for tensor in self.tensors)
+
+
+def test_a_kind_of_tensordataset_is_not_taken_for_one() -> None:
+    inner = Sampled(images(), torch.arange(COUNT))
+    assert recognise(Wrapped(inner, scale), None) is None
