@@ -78,7 +78,9 @@ class Feeds:
                 "  samples draw from Python's or NumPy's generator, in a thread till that is seen: "
                 "what the loop draws from it meanwhile may differ from that beside another plan"
             )
-        lines += [f"  changed from {old} to {new}" for old, new in feed.changes]
+        for old, new in feed.changes:
+            before, after = told_apart(old, new)
+            lines.append(f"  changed from {before} to {after}")
         return "\n".join(lines)
 
     @property
@@ -211,7 +213,8 @@ class Feeds:
         feed.wanted = None
         if new is None or self._feeds.get(feed.device) is not feed:
             return
-        _log.info("feed: %s (before: %s)", new, old)
+        before, after = told_apart(old, new)
+        _log.info("feed: %s (before: %s)", after, before)
         feed.changes.append((old, new))
         before, feed.executor = feed.executor, Executor(feed.parts, new, feed.device)
         feed.executor.follow(before)
@@ -228,6 +231,20 @@ class _Feed:
     watch: Watch
     changes: list[tuple[Plan, Plan]] = field(default_factory=list)
     wanted: Plan | None = None
+
+
+def told_apart(old: Plan, new: Plan) -> tuple[str, str]:
+    """Both in a line each, with what only `explain` says where they are else the same."""
+    if (old.name, old.workers) != (new.name, new.workers):
+        return str(old), str(new)
+    plans = old, new
+    notes = ["", ""]
+    if old.prefetch_batches != new.prefetch_batches:
+        notes = [f", {plan.prefetch_batches} batches ahead" for plan in plans]
+    if old.niceness != new.niceness:
+        notes = [f"{note}, at niceness +{p.niceness}" for note, p in zip(notes, plans, strict=True)]
+    before, after = (f"{plan}{note}" for plan, note in zip(plans, notes, strict=True))
+    return before, after
 
 
 def _left(relay: Relay | None, number: int) -> int:

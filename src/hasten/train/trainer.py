@@ -344,12 +344,41 @@ class Trainer:
 
 
 def call(model: nn.Module, data: Any) -> Any:
-    """``model(data)``; a tuple or list becomes its arguments, a mapping its keyword arguments."""
-    if isinstance(data, torch.Tensor):
-        return model(data)
-    if isinstance(data, (tuple, list)) and not isinstance(data, PackedSequence):
-        return model(*data)
-    return model(**data) if isinstance(data, Mapping) else model(data)
+    """``model(data)``; a tuple or list becomes its arguments, a mapping its keyword arguments.
+
+    Raises:
+        UsageError: ``forward`` does not take those.
+    """
+    given: tuple[Any, ...] = (data,)
+    named: Mapping[str, Any] = {}
+    if isinstance(data, Mapping):
+        given, named = (), data
+    elif isinstance(data, (tuple, list)) and not isinstance(data, PackedSequence):
+        given = tuple(data)
+    try:
+        return model(*given, **named)
+    except TypeError as error:
+        told = _misfit(model, given, named)
+        if told:
+            raise UsageError(told) from error
+        raise
+
+
+def _misfit(model: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+    """What is wrong with calling the model with these; empty where it takes them."""
+    try:
+        inspect.signature(model.forward).bind(*given, **named)
+    except ValueError:  # it has no signature
+        return ""
+    except TypeError as error:
+        what = f"{len(given)} arguments"
+        if named:
+            what = f"the keyword arguments {', '.join(map(str, named))}, the keys of its dict"
+        return (
+            f"the data of a batch becomes {what}, and {type(model).__name__}.forward does not take "
+            f"them ({error}): have the batch hold what it takes, or write the loop with hasten.Run"
+        )
+    return ""
 
 
 def fused(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hasten.devices import runtime
-from hasten.feed import Loader, Plan
+from hasten.feed import Loader, Plan, feeds
 from hasten.feed import choose as choose_module
 from hasten.feed import sizing as sizing_module
 from hasten.feed.adapt import Watch
@@ -565,3 +565,14 @@ def test_the_step_is_seen_and_said() -> None:
     for _ in loader:
         now[0] += 0.0081
     assert str(loader.plan).endswith("; step 8.1 ms")
+
+
+def test_plans_that_read_the_same_are_told_apart() -> None:
+    old = Plan(name="processes", reason="2 ms", workers=2, prefetch_batches=4, niceness=10)
+    same = "processes, 2 processes - 2 ms"
+    ahead = feeds.told_apart(old, replace(old, prefetch_batches=8))
+    assert ahead == (f"{same}, 4 batches ahead", f"{same}, 8 batches ahead")
+    nice = feeds.told_apart(old, replace(old, niceness=0))
+    assert nice == (f"{same}, at niceness +10", f"{same}, at niceness +0")
+    other = feeds.told_apart(old, replace(old, workers=3))
+    assert other == (same, "processes, 3 processes - 2 ms")

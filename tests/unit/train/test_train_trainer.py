@@ -32,6 +32,7 @@ from train_helpers import (
 )
 
 from hasten.errors import DataError, UsageError
+from hasten.train.trainer import call
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -546,3 +547,30 @@ def test_training_imports_nothing_heavy():
         timeout=120,
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+class Named(nn.Module):
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.sum(1, keepdim=True).repeat(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"pixels": torch.ones(2, 3), "names": ["a", "b"]}, "keyword arguments pixels, names"),
+        ((torch.ones(2, 3), torch.ones(2, 3)), "becomes 2 arguments, and Named.forward"),
+    ],
+)
+def test_data_that_the_model_does_not_take_is_told_of(data: Any, message: str):
+    with pytest.raises(UsageError, match=message):
+        call(Named(), data)
+
+
+def test_a_type_error_of_the_model_s_own_comes_as_it_is():
+    class Wrong(nn.Module):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels + "1"  # type: ignore[operator]
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        call(Wrong(), torch.ones(2))
+    assert call(Named(), {"pixels": torch.ones(2, 3)}).shape == (2, 2)
