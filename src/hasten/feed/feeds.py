@@ -213,8 +213,8 @@ class Feeds:
         feed.wanted = None
         if new is None or self._feeds.get(feed.device) is not feed:
             return
-        before, after = told_apart(old, new)
-        _log.info("feed: %s (before: %s)", after, before)
+        was, now = told_apart(old, new)
+        _log.info("feed: %s (before: %s)", now, was)
         feed.changes.append((old, new))
         before, feed.executor = feed.executor, Executor(feed.parts, new, feed.device)
         feed.executor.follow(before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
+import marshal
 import pickle
 import types
 import zlib
@@ -40,7 +41,8 @@ class _TooMuchError(Exception):
 def fingerprint(*objects: Any) -> bytes | None:
     """The same for objects of the same content; None where that cannot be told, or not soon.
 
-    Functions count by their names alone, classes that the objects are of by their other attributes.
+    Functions count by their code and what it names, classes that the objects are of by their
+    attributes.
     """
     sink = _Sink()
     pickler = _Pickler(sink, sink)
@@ -62,7 +64,7 @@ def _around(pickler: _Pickler, functions: list[Any]) -> None:
             if id(function) in seen or len(seen) >= MOST_FUNCTIONS:
                 continue
             seen.add(id(function))
-            found += [vars(function), *changeable(function)]
+            found += [*_of_function(function), *changeable(function)]
         else:
             kind = pickler.kinds[classes]
             classes += 1
@@ -72,10 +74,24 @@ def _around(pickler: _Pickler, functions: list[Any]) -> None:
         for value in found:
             if isinstance(value, CALLED):
                 functions += functions_of(value)
+                pickler.add(f"{value.__module__}.{value.__qualname__}")
+                if isinstance(value, types.MethodType):
+                    pickler.add(value.__self__)
             elif isinstance(value, type):
                 pickler.note(own([value]))
-            elif not isinstance(value, types.ModuleType):
-                pickler.add(value)
+                pickler.add(f"{value.__module__}.{value.__qualname__}")
+            else:
+                pickler.add(value.__name__ if isinstance(value, types.ModuleType) else value)
+
+
+def _of_function(function: Any) -> list[Any]:
+    """Its code, and what it holds beside that."""
+    inner = inspect.unwrap(function) if not isinstance(function, types.FunctionType) else function
+    if not isinstance(inner, types.FunctionType):
+        return [vars(function)]
+    cells = [cell.cell_contents for cell in inner.__closure__ or () if cell != types.CellType()]
+    code = marshal.dumps(inner.__code__, 2)  # a version without marks for what is referred to
+    return [vars(function), code, inner.__defaults__, inner.__kwdefaults__, *cells]
 
 
 class _Sink(io.RawIOBase):

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,102 @@ class Naming(Telling):
 
 
 LOCK = threading.Lock()  # a variable that no pickle has
+
+
+class First:
+    def give(self) -> int:
+        return 1
+
+
+class Second:
+    def give(self) -> int:
+        return 2
+
+
+class Giving:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def give(self) -> int:
+        return self.value
+
+
+def with_default(value: int = 1) -> int:
+    return value
+
+
+def closed_over(value: int) -> Any:
+    held = {0: value}
+    give = lambda: held[0]  # noqa: E731
+    give.held = held  # type: ignore[attr-defined]
+    return give
+
+
+FUNCTION: Any = lambda: 1  # noqa: E731
+KIND: Any = First
+BOUND: Any = Giving(1).give
+CLOSED: Any = closed_over(1)
+
+
+class OfFunction(Telling):
+    def __getitem__(self, index: int) -> Any:
+        return FUNCTION()
+
+
+class OfKind(Telling):
+    def __getitem__(self, index: int) -> Any:
+        return KIND().give()
+
+
+class OfBound(Telling):
+    def __getitem__(self, index: int) -> Any:
+        return BOUND()
+
+
+class OfDefault(Telling):
+    def __getitem__(self, index: int) -> Any:
+        return with_default()
+
+
+class OfClosed(Telling):
+    def __getitem__(self, index: int) -> Any:
+        return CLOSED()
+
+
+class OfMethod(Telling):
+    def give(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.give()
+
+
+def _rebind(name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(sys.modules[__name__], name, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (OfFunction, _rebind("FUNCTION", lambda: 2)),
+        (OfKind, _rebind("KIND", Second)),
+        (OfKind, lambda patch: patch.setattr(First, "give", Second.give)),
+        (OfBound, _rebind("BOUND", Giving(2).give)),
+        (OfBound, lambda patch: patch.setattr(BOUND.__self__, "value", 2)),
+        (OfDefault, lambda patch: patch.setattr(with_default, "__defaults__", (2,))),
+        (OfClosed, _rebind("CLOSED", closed_over(2))),
+        (OfClosed, lambda patch: patch.setitem(CLOSED.held, 0, 2)),
+        (OfMethod, lambda patch: patch.setattr(OfMethod, "give", lambda self: 2)),
+    ],
+)
+def test_no_epoch_mixes_functions_of_then_and_now(
+    kind: Any, change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Loader(kind(), 4) as loader:
+        assert loader.plan.kept
+        assert {int(each) for batch in loader for each in batch} == {1}
+        change(monkeypatch)
+        assert {int(each) for batch in loader for each in batch} == {2}
 
 
 def test_variables_that_stay_as_they_are_end_no_workers() -> None:
