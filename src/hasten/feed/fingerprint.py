@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
-import marshal
 import pickle
 import types
 import zlib
@@ -19,14 +18,12 @@ import numpy as np
 import torch
 
 from hasten.feed.buffers import read_only
-from hasten.feed.inside import inside
+from hasten.feed.inside import inside, whole
 from hasten.feed.surroundings import (
-    CALLED,
-    MOST_FUNCTIONS,
-    changeable,
     functions_in,
     functions_of,
     of_class,
+    of_library,
     own,
     own_classes,
 )
@@ -38,60 +35,45 @@ class _TooMuchError(Exception):
     pass
 
 
-def fingerprint(*objects: Any) -> bytes | None:
+class Content:
+    """What objects and all around them held at a moment; equal where that is the same."""
+
+    def __init__(self, digest: bytes, around: list[Any]) -> None:
+        self._digest = digest
+        self._around = around
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Content) or self._digest != other._digest:
+            return False
+        try:
+            return bool(self._around == other._around)
+        except Exception:  # noqa: BLE001 - of items that do not compare
+            return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def fingerprint(*objects: Any) -> Content | None:
     """The same for objects of the same content; None where that cannot be told, or not soon.
 
-    Functions count by their code and what it names, classes that the objects are of by their
-    attributes.
+    Of functions, and variables that their code names, what a `Mark` looks at is compared: it is not
+    pickled, which would call code of theirs and may take long.
     """
     sink = _Sink()
     pickler = _Pickler(sink, sink)
     try:
         pickler.dump(objects)
-        _around(pickler, [function for item in objects for function in functions_of(item)])
-    except Exception:  # noqa: BLE001 - open files, lambdas, too many bytes: it cannot be told
-        return None
-    return sink.hash.digest()
-
-
-def _around(pickler: _Pickler, functions: list[Any]) -> None:
-    """Add what the classes of all that was pickled hold, and what functions name."""
-    classes, seen = 0, set[int]()
-    while functions or classes < len(pickler.kinds):  # there come more meanwhile
-        found: list[Any] = []
-        if functions:
-            function = functions.pop()
-            if id(function) in seen or len(seen) >= MOST_FUNCTIONS:
-                continue
-            seen.add(id(function))
-            found += [*_of_function(function), *changeable(function)]
-        else:
-            kind = pickler.kinds[classes]
-            classes += 1
-            found += of_class(kind)[0]
+        functions = [function for item in objects for function in functions_of(item)]
+        for kind in pickler.kinds:  # there may come more meanwhile
+            for value in of_class(kind)[0]:
+                if not isinstance(value, types.FunctionType):
+                    pickler.add(value)
             functions += functions_in(kind)
             pickler.note(own(inspect.getmro(type(kind))))
-        for value in found:
-            if isinstance(value, CALLED):
-                functions += functions_of(value)
-                pickler.add(f"{value.__module__}.{value.__qualname__}")
-                if isinstance(value, types.MethodType):
-                    pickler.add(value.__self__)
-            elif isinstance(value, type):
-                pickler.note(own([value]))
-                pickler.add(f"{value.__module__}.{value.__qualname__}")
-            else:
-                pickler.add(value.__name__ if isinstance(value, types.ModuleType) else value)
-
-
-def _of_function(function: Any) -> list[Any]:
-    """Its code, and what it holds beside that."""
-    inner = inspect.unwrap(function) if not isinstance(function, types.FunctionType) else function
-    if not isinstance(inner, types.FunctionType):
-        return [vars(function)]
-    cells = [cell.cell_contents for cell in inner.__closure__ or () if cell != types.CellType()]
-    code = marshal.dumps(inner.__code__, 2)  # a version without marks for what is referred to
-    return [vars(function), code, inner.__defaults__, inner.__kwdefaults__, *cells]
+    except Exception:  # noqa: BLE001 - open files, lambdas, too many bytes: it cannot be told
+        return None
+    around = whole(*(function for function in functions if not of_library(function.__module__)))
+    return None if around is None else Content(sink.hash.digest(), around)
 
 
 class _Sink(io.RawIOBase):

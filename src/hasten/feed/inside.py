@@ -64,6 +64,16 @@ def inside(*objects: Any) -> Inside:
     return found
 
 
+def whole(*objects: Any) -> Inside:
+    """The same with all that a `Mark` looks at; kept, so that it can be compared later."""
+    found: list[Any] = []
+    try:
+        _Whole(found, keep=True).at_all(objects)
+    except UntoldError:
+        return None
+    return found
+
+
 def told(item: Any) -> bool:
     """Whether what an object holds can be told."""
     return inside(item) is not None
@@ -194,7 +204,7 @@ class _Whole(_Look):
 
 def _objects(item: Any) -> list[Any]:
     """The items of an array of few objects."""
-    few = isinstance(item, np.ndarray) and item.dtype.hasobject and item.size <= _LONG
+    few = isinstance(item, np.ndarray) and item.dtype == object and item.size <= _LONG
     return item.ravel().tolist() if few else []
 
 

@@ -15,7 +15,8 @@ from hasten.feed.options import Options
 _log = logging.getLogger("hasten.feed")
 
 _SKIPPED_KEPT = 1000
-_AS = {"batch_size": "batch_size", "workers": "num_workers"}  # the names of the options
+# The names of the options.
+_AS = {"batch_size": "batch_size", "workers": "num_workers", "shuffle": "shuffle"}
 
 
 class Skips:
@@ -83,6 +84,9 @@ def counted_by(options: Options) -> dict[str, int]:
     found = {}
     if options.batch_sampler is None and options.batch_size is not None:
         found["batch_size"] = options.batch_size
+    own = options.sampler is None and options.batch_sampler is None and options.generator is None
+    if own and not options.iterable:
+        found["shuffle"] = bool(options.shuffle)
     if options.iterable:
         workers = options.num_workers
         found["workers"] = 1 if workers == "auto" else max(1, workers)

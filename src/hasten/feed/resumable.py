@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from hasten.errors import CheckpointError
 from hasten.feed.stateful import KEY as STATES
+
+_log = logging.getLogger("hasten.feed")
 
 KEY = "dataloader"
 """Under which a position has it."""
@@ -16,6 +20,37 @@ WRITTEN = (
     "had not"
 )
 """What of it is lost where the data set was written to between epochs."""
+
+
+def check_alike(position: Mapping[str, Any], loader: Any, original: Any) -> None:
+    """Refuse to go on within an epoch with a loader whose order is another; warn where what its
+    samples draw is.
+
+    Args:
+        position: of the loader that the epoch was begun with.
+        loader: the Loader or other iterable that it would be gone on with.
+        original: the DataLoader that this stands for, or is; None where there is none.
+
+    Raises:
+        CheckpointError: one of the two is a DataLoader, the other none.
+    """
+    kept = position.get(KEY)
+    if not position or (kept is None) == (original is None):
+        workers = None if original is None or kept is None else kept.get("workers")
+        if workers not in (None, original.num_workers if original is not None else None):
+            _log.warning(
+                "the checkpoint was made with num_workers=%s, and the DataLoader has %s now: its "
+                "order is the same, what samples draw is not",
+                workers,
+                original.num_workers,
+            )
+        return
+    saved = "a hasten.Loader" if kept is None else "a DataLoader"
+    here = type(loader).__name__ if original is None else "DataLoader"
+    raise CheckpointError(
+        f"the checkpoint was made in an epoch of {saved}, and this loader is a {here}, whose order "
+        f"is another: go on with {saved}, at least to the epoch's end"
+    )
 
 
 def brings_back(position: Mapping[str, Any], original: Any) -> bool:

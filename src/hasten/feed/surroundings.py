@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-MOST_FUNCTIONS = 200
+_MOST_FUNCTIONS = 200
 _KNOWN = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 _KEEPING = (dict, list, set, deque)
 _CODE = (
@@ -30,7 +30,7 @@ _CODE = (
     functools.cached_property,
 )
 _CACHING = type(functools.lru_cache(lambda: None))
-CALLED = (types.FunctionType, types.MethodType, _CACHING)
+_CALLED = (types.FunctionType, types.MethodType, _CACHING)
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
@@ -70,7 +70,7 @@ def kept(objects: Any) -> list[int]:
     todo = [function for item in objects for function in functions_of(item)]
     seen: set[Any] = set()
     sizes: list[int] = []
-    while todo and len(seen) < MOST_FUNCTIONS:
+    while todo and len(seen) < _MOST_FUNCTIONS:
         function = todo.pop()
         if function in seen:
             continue
@@ -80,7 +80,7 @@ def kept(objects: Any) -> list[int]:
         for value in variables_of(function):
             if isinstance(value, _KEEPING):
                 sizes.append(len(value))
-            elif isinstance(value, CALLED) and not _is_known(value):
+            elif isinstance(value, _CALLED) and not _is_known(value):
                 todo.extend(functions_of(value))
     return sizes
 
@@ -118,19 +118,22 @@ def changeable(function: Any) -> Iterator[Any]:
     """Variables that a person's code names, of its module or of others that a person wrote: what a
     loop may give another value. Nothing of code of libraries, which fill tables of theirs."""
     function = _uncached(function)
-    if not isinstance(function, types.FunctionType) or _of_library(function.__module__):
+    if not isinstance(function, types.FunctionType) or of_library(function.__module__):
         return
     named = _names(function.__code__)[1]
     modules = list(_imported(function))
     for value in variables_of(function):
         if isinstance(value, types.ModuleType):
             modules.append(value)
-        elif not (isinstance(value, (*CALLED, type)) and _of_library(value.__module__)):
+        elif isinstance(value, (*_CALLED, type)):
+            if not of_library(value.__module__):
+                yield value
+        elif not type(value).__module__.startswith("hasten."):  # a Loader counts its batches
             yield value
     seen: set[int] = set()
     while modules:
         module = modules.pop()
-        if id(module) in seen or _of_library(module.__name__):
+        if id(module) in seen or of_library(module.__name__):
             continue
         seen.add(id(module))
         found = [vars(module)[name] for name in named if name in vars(module)]
@@ -155,7 +158,8 @@ def _uncached(function: Any) -> Any:
 
 
 @functools.cache
-def _of_library(module: str | None) -> bool:
+def of_library(module: str | None) -> bool:
+    """Whether a module is Python's own, hasten's or one that was installed."""
     top = str(module).partition(".")[0]
     if top in _KNOWN or top == "hasten":
         return True

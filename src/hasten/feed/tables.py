@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from hasten.feed.buffers import Array, array, read_only, tensor_of
 from hasten.feed.columns import Layout
 from hasten.feed.keys import Indices
+
+_TOGETHER = 1 << 15  # numbers, of more of which PyTorch computes by several threads
 
 Holds = Callable[[Indices | None], bool]
 """Whether a data set is made of what it was made of: as far as these samples go, or (of None) all,
@@ -87,9 +90,17 @@ class Table:
         return self.layout is None or self.layout.exact
 
     def batch(self, indices: Indices, *, pin: bool = False) -> Any:
-        """The samples at int64 [B] indices, as the default collate function puts them together."""
+        """The samples at int64 [B] indices, as the default collate function puts them together.
+
+        One thread copies and computes: see `Gather`.
+        """
         taken = self.take(indices, pin=pin)
-        return taken if self.layout is None else self.layout.collated(taken)
+        if self.layout is None:
+            return taken
+        if self.layout.exact or max(map(torch.numel, taken)) <= _TOGETHER:
+            return self.layout.collated(taken)
+        with _one_thread():
+            return self.layout.collated(taken)
 
     def batch_in_parallel(self, indices: Indices) -> Any:
         """What `batch` gives, by PyTorch's threads; for a table of one part."""
@@ -189,3 +200,14 @@ def _rows(column: torch.Tensor, values: Array | None, rows: Indices, pin: bool) 
     )
     values.take(rows, 0, out=array(target), mode="clip")  # "raise" would go through a copy
     return target
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """In here, PyTorch computes in the thread that asks (to change that takes 0.1 µs)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ from hasten.devices import move, runtime
 from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.feed import Loader, Plan
 from hasten.feed.order import Shard
-from hasten.feed.resumable import beginning, brings_back, keeps, lost, within_epoch
+from hasten.feed.resumable import beginning, brings_back, check_alike, keeps, lost, within_epoch
 from hasten.feed.stateful import KEY as STATES
 from hasten.feed.taken import original_of
 from hasten.feed.telling import silence
@@ -237,7 +237,8 @@ class Source:
         """Make the next :meth:`start` begin where ``state`` was taken.
 
         Raises:
-            CheckpointError: it was taken in the middle of an epoch of batches of another size.
+            CheckpointError: it was taken in the middle of an epoch of batches of another size, or
+                in another order.
         """
         before, now = state.get("batch_size"), _batch_size(self.loader)
         if state["batches"] and None not in (before, now) and before != now:
@@ -245,6 +246,8 @@ class Source:
                 f"the checkpoint was made in an epoch of batches of {before}, and this loader's are"
                 f" of {now}: go on with the batch size of the run, at least to the epoch's end"
             )
+        if state["batches"]:
+            check_alike(state["loader"], self.loader, original_of(self.loader))
         self._resume = state if state["batches"] or state["loader"] else None
         for generator, kept in zip(self._generators, state["generators"], strict=False):
             generator.set_state(kept)

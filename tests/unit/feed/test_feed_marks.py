@@ -565,3 +565,11 @@ def test_what_only_imports_or_counts_once_is_no_cache() -> None:
 
     plan = Loader.from_dataloader(DataLoader(Once(), 4)).plan
     assert "too cheap to hand over" in plan.reason
+
+
+def test_an_array_of_structures_with_objects_is_the_same_until_written_to() -> None:
+    held = np.zeros(3, dtype=[("a", "i4"), ("b", "O")])
+    mark = Mark(Numbers(held))
+    assert not mark.changed()
+    held["b"][1] = "other"
+    assert mark.changed()

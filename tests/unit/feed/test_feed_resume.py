@@ -80,7 +80,13 @@ def test_the_position_counts_what_the_loop_has_had() -> None:
     batches = iter(loader)
     assert loader.state_dict() == {"epoch": 0, "batch": 0, "seed": 0}
     next(batches)
-    assert loader.state_dict() == {"epoch": 0, "batch": 1, "seed": 0, "batch_size": 4}
+    assert loader.state_dict() == {
+        "epoch": 0,
+        "batch": 1,
+        "seed": 0,
+        "batch_size": 4,
+        "shuffle": False,
+    }
     list(batches)
     assert loader.state_dict() == {"epoch": 1, "batch": 0, "seed": 0}
     assert loader.to("cpu").state_dict() == loader.state_dict()

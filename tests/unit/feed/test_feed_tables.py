@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from feed_datasets import same
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
-from hasten.feed import Plan
+from hasten.feed import Plan, columns
 from hasten.feed.order import OwnOrder
 from hasten.feed.recognise import recognise
 from hasten.feed.samples import Maker
@@ -202,3 +202,39 @@ def test_threads_write_into_page_locked_memory(pinning: list[Any]) -> None:
         found.append([batch for _, batch, _ in source.batches(0, 0)])
     assert same(*found)
     assert len(pinning) == len(order)
+
+
+def test_one_thread_computes_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine another one is waited for, some ms at each of a thousand batches."""
+    seen: list[int] = []
+    collated = columns.Layout.collated
+
+    def noting(self: Any, taken: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return collated(self, taken)
+
+    monkeypatch.setattr(columns.Layout, "collated", noting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        table = recognise(Halved(torch.arange(2000.0 * 40).reshape(2000, 40)), None)
+        assert table is not None
+        seen.clear()
+        table.batch(np.arange(1000))
+        table.batch(np.arange(10))
+        table.batch_in_parallel(np.arange(1000))
+        assert seen == [1, 2, 2], "of few numbers PyTorch makes no use of others"
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+class Halved(Dataset[Any]):
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index] / 2

@@ -409,3 +409,50 @@ def test_how_an_epoch_is_begun_anew_is_said(kind: Any, tmp_path: Path):
         train(tmp_path / "run", make(), resume=True)
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000007")
     assert train(tmp_path / "run", make(), resume=True)[0][0] == 1
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "DataLoader": lambda: shuffled(),
+    "taken": lambda: hasten.Loader.from_dataloader(shuffled()),
+    "Loader": lambda: hasten.Loader(Numbers(), 8, shuffle=True),
+    "in order": lambda: hasten.Loader(Numbers(), 8),
+    "list": lambda: list(shuffled(generator=seeded(1))),
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("DataLoader", "Loader", "in an epoch of a DataLoader, and this loader is a Loader"),
+        ("taken", "Loader", "in an epoch of a DataLoader, and this loader is a Loader"),
+        ("Loader", "DataLoader", "in an epoch of a hasten.Loader, and this loader is a DataLoader"),
+        ("Loader", "taken", "in an epoch of a hasten.Loader, and this loader is a DataLoader"),
+        ("DataLoader", "list", "in an epoch of a DataLoader, and this loader is a list"),
+        ("Loader", "in order", "shuffle=True, and this Loader has False"),
+        ("in order", "Loader", "shuffle=False, and this Loader has True"),
+        ("DataLoader", "taken", ""),
+        ("Loader", "Loader", ""),
+    ],
+)
+def test_an_epoch_is_not_gone_on_with_in_another_order(
+    before: str, after: str, says: str, tmp_path: Path
+):
+    """40 of 200 samples were never seen, and as many twice."""
+    stopped(tmp_path / "run", always(KINDS[before]()), 7)
+    if not says:
+        train(tmp_path / "run", always(KINDS[after]()), resume=True)
+        return
+    with pytest.raises((CheckpointError, UsageError)) as info:
+        train(tmp_path / "run", always(KINDS[after]()), resume=True)
+    assert says in str(info.value)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (0, 0)])
+def test_an_epoch_that_other_workers_go_on_with_is_told_of(
+    before: int, after: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    stopped(tmp_path / "run", always(shuffled(num_workers=before)), 7)
+    caplog.clear()
+    train(tmp_path / "run", always(shuffled(num_workers=after)), resume=True)
+    told = f"num_workers={before}, and the DataLoader has {after} now"
+    assert (told in caplog.text) == (before != after)
