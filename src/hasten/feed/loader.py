@@ -313,7 +313,8 @@ class Loader(Attributes):
     def state_dict(self) -> dict[str, Any]:
         """The position: {"epoch", "batch", "seed"}, batch = batches given in this epoch so far.
 
-        Within an epoch also what that number goes by: "batch_size", and of a stream its "workers".
+        Within an epoch also what that number goes by: "batch_size", "shuffle", and of a stream its
+        "workers".
         With a generator of the user's, "generator" holds its state at the start of the epoch, and
         "samplers" what samplers of his have in a `state_dict` of their own.
         """
