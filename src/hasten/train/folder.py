@@ -187,7 +187,14 @@ class RunFolder:
             return
         prepared = None if wait else self._copied(content)
         if prepared is None:
-            self._write(path, checkpoint.prepare(**content), best)
+            try:
+                self._write(path, checkpoint.prepare(**content), best)
+            except CheckpointError as error:
+                removed = isinstance(error.__cause__, FileNotFoundError)
+                if not removed or content["in_parts"] is not None:
+                    raise
+                self.be_there()  # it was removed while this was written; there may be no next one
+                self._write(path, checkpoint.prepare(**content), best)
         else:
             self._best_under_way = best
             self._background.start(partial(self._write, path, prepared, best))

@@ -777,6 +777,29 @@ def test_a_folder_removed_under_the_run_is_made_again(tmp_path: Path):
     assert result.report.is_file()
 
 
+def test_a_folder_removed_while_the_last_checkpoint_is_written_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """There is no next one to be tried."""
+    import shutil
+
+    folder = tmp_path / "run"
+    removed: list[Path] = []
+    write = checkpoint._write_bytes
+
+    def removing(path: Path, content: bytes) -> None:
+        if not removed:
+            removed.append(path)
+            shutil.rmtree(folder / "checkpoints")
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "_write_bytes", removing)
+    training = trainer(folder=folder)
+    training.fit(loader(), epochs=1)
+    assert len(removed) == 1
+    assert_same(saved(folder).model, state(training.model))
+
+
 def test_checkpoints_removed_under_the_run_are_made_again(tmp_path: Path):
     import shutil
 
