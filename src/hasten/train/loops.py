@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hasten.errors import DataError, UsageError
+from hasten.errors import CheckpointError, DataError, UsageError
 from hasten.train.seed import rng_state, set_rng_state
 from hasten.train.source import Position, Source, brings, close, let_go, with_first
 from hasten.train.world import World
@@ -126,7 +126,10 @@ class Loops:
     def _go_on(
         self, source: Source, position: Position, epoch: int, *, last: bool
     ) -> Iterator[Any]:
-        source.restore(position)
+        try:
+            source.restore(position)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {self._hint()}") from error
         try:
             batches = source.start(epoch)
             if last and self._rng is not None:

@@ -445,6 +445,7 @@ def test_an_epoch_is_not_gone_on_with_in_another_order(
     with pytest.raises((CheckpointError, UsageError)) as info:
         train(tmp_path / "run", always(KINDS[after]()), resume=True)
     assert says in str(info.value)
+    assert "For epoch 2 anew, remove what is newer than" in str(info.value)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (0, 0)])
