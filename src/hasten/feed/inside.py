@@ -57,21 +57,22 @@ def inside(*objects: Any) -> Inside:
     Whatever they hold, nothing is raised.
     """
     found: list[Any] = []
-    try:
-        _Look(found).at_all(objects)
-    except UntoldError:
-        return None
-    return found
+    return found if _told(_Look(found), objects) else None
 
 
 def whole(*objects: Any) -> Inside:
     """The same with all that a `Mark` looks at; kept, so that it can be compared later."""
     found: list[Any] = []
+    return found if _told(_Whole(found, keep=True), objects) else None
+
+
+def _told(look: _Look, objects: Any) -> bool:
+    """Look at all that the objects hold; whether it can be told."""
     try:
-        _Whole(found, keep=True).at_all(objects)
+        look.at_all(objects)
     except UntoldError:
-        return None
-    return found
+        return False
+    return True
 
 
 def told(item: Any) -> bool:
@@ -105,11 +106,7 @@ class Mark:
 
     def _look(self, found: list[Any], *, keep: bool) -> bool:
         found.append(ambient())
-        try:
-            _Whole(found, keep=keep).at_all(self._objects)
-        except UntoldError:
-            return False
-        return True
+        return _told(_Whole(found, keep=keep), self._objects)
 
 
 class _Look:

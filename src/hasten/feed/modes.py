@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextvars
 import decimal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
 
-_DEVICES = ("cpu", "cuda", "xpu", "mps")
+from hasten.devices import runtime
 
 
 class Modes:
@@ -23,11 +23,7 @@ class Modes:
 
     def __init__(self) -> None:
         self._context = contextvars.copy_context()
-        self._autocast = {
-            kind: torch.get_autocast_dtype(kind)
-            for kind in _DEVICES
-            if torch.is_autocast_enabled(kind)
-        }
+        self._autocast = runtime.autocasts()
         self._gradients = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         self._device = torch.get_default_device()
@@ -58,3 +54,14 @@ def ambient() -> tuple[object, ...]:
     """What samples follow from beside objects, as it is in this thread: to be compared later."""
     exact = decimal.getcontext()
     return Modes().key, torch.get_default_dtype(), np.geterr(), exact.prec, exact.rounding
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """In here, PyTorch computes in the thread that asks (to change that takes 0.1 µs)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

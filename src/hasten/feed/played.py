@@ -6,7 +6,6 @@ import copy
 from collections.abc import Generator
 from typing import Any
 
-import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from hasten.errors import DataError, UsageError
@@ -16,6 +15,7 @@ from hasten.feed.describe import text_of
 from hasten.feed.draws import Draws
 from hasten.feed.inside import Mark, bulky, inside, told
 from hasten.feed.iteration import Epoch
+from hasten.feed.modes import one_thread
 from hasten.feed.originals import Running, begun
 from hasten.feed.samples import Made
 from hasten.feed.sources import Report
@@ -133,22 +133,21 @@ class _Player:
         """A batch, and the states of the generators if it drew from them."""
         if self._beginning.failure is not None:
             self._beginning.failure.throw()
-        outside, threads = randomness.save(), torch.get_num_threads()
+        outside = randomness.save()
         info = torch_worker._worker_info
         # With classes and variables, which no copy has: a new process has them as they were.
         around = Mark(*self._whole)
         randomness.restore(self._states)
         torch_worker._worker_info = self._beginning.info  # type: ignore[assignment]
-        torch.set_num_threads(1)
         try:
-            made = self._maker.make(0, number, indices)
+            with one_thread():
+                made = self._maker.make(0, number, indices)
             moved = randomness.touched(self._states)
             if moved:
                 self._states = randomness.save()
         finally:
             randomness.restore(outside)
             torch_worker._worker_info = info
-            torch.set_num_threads(threads)
         if inside(*self._bulk) != self._shared or (around.told and around.changed()):
             raise DataError(
                 f"the data set {type(self._maker.dataset).__name__} changes what its workers share "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from hasten.feed.buffers import Array, array, read_only, tensor_of
 from hasten.feed.columns import Layout
 from hasten.feed.keys import Indices
+from hasten.feed.modes import one_thread
 
 _TOGETHER = 1 << 15  # numbers, of more of which PyTorch computes by several threads
 
@@ -99,7 +99,7 @@ class Table:
             return taken
         if self.layout.exact or max(map(torch.numel, taken)) <= _TOGETHER:
             return self.layout.collated(taken)
-        with _one_thread():
+        with one_thread():
             return self.layout.collated(taken)
 
     def batch_in_parallel(self, indices: Indices) -> Any:
@@ -200,14 +200,3 @@ def _rows(column: torch.Tensor, values: Array | None, rows: Indices, pin: bool) 
     )
     values.take(rows, 0, out=array(target), mode="clip")  # "raise" would go through a copy
     return target
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """In here, PyTorch computes in the thread that asks (to change that takes 0.1 µs)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

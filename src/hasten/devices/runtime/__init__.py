@@ -31,6 +31,7 @@ from hasten.devices.runtime.memory import (
 )
 from hasten.devices.runtime.numbers import (
     autocast_dtypes,
+    autocasts,
     dtype_support,
     fast_dtypes,
     float8_product,
@@ -72,6 +73,7 @@ __all__ = [
     "allocated_bytes",
     "architectures",
     "autocast_dtypes",
+    "autocasts",
     "build",
     "can_overlap",
     "can_pin",

@@ -10,7 +10,7 @@ import torch
 
 from hasten.devices import dtypes
 from hasten.devices.runtime.backend import HOST_TYPES, ask, module
-from hasten.devices.runtime.presence import properties
+from hasten.devices.runtime.presence import ACCELERATOR_TYPES, properties
 
 
 def manual_seed(device: torch.device, seed: int) -> None:
@@ -21,6 +21,12 @@ def manual_seed(device: torch.device, seed: int) -> None:
     own = module(device.type)
     seeding = getattr(own, "manual_seed_all", None) or getattr(own, "manual_seed", None)
     ask(None, seeding, seed)
+
+
+def autocasts() -> dict[str, torch.dtype]:
+    """Of each kind of device that this thread computes under autocast for, the dtype."""
+    kinds = (*HOST_TYPES, *ACCELERATOR_TYPES)
+    return {k: torch.get_autocast_dtype(k) for k in kinds if torch.is_autocast_enabled(k)}
 
 
 def rng_state(device: torch.device) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ from hasten.devices import host
 from hasten.devices.runtime.backend import HOST_TYPES, ask, module
 from hasten.devices.runtime.builds import first_line
 
-_ACCELERATOR_TYPES = ("cuda", "xpu", "mps", "mtia")
+ACCELERATOR_TYPES = ("cuda", "xpu", "mps", "mtia")
 
 
 def accelerator() -> torch.device | None:
@@ -31,7 +31,7 @@ def devices() -> list[torch.device]:
     first = accelerator()
     found = [] if first is None else [first]
     kinds = [] if first is None else [first.type]
-    kinds += [kind for kind in _ACCELERATOR_TYPES if kind not in kinds]
+    kinds += [kind for kind in ACCELERATOR_TYPES if kind not in kinds]
     for kind in kinds:
         for index in range(count(kind)):
             device = torch.device(kind, index)
